@@ -470,7 +470,11 @@ def printable(text: str) -> str:
     return UNSAFE.sub(lambda m: {"\n": r"\n", "\t": r"\t"}.get(m[0]) or m[0].encode("unicode_escape").decode(), text)
 
 
-def quoted(text: str, width: int = 600) -> str:
+QUOTED = 600  # characters of a content shown in a list
+REPEAT_WORDS = 8  # the longest words of a new statement, by which a repeat of it is looked for
+
+
+def quoted(text: str, width: int = QUOTED) -> str:
     """The text as one quoted line of at most `width` characters of content."""
     short = text if len(text) <= width else text[:width] + "\u2026"
     return '"' + printable(short.replace("\\", "\\\\").replace('"', '\\"')) + '"'
@@ -706,87 +710,58 @@ def strip_decoration(content: str) -> str:
 SCHEMA_VERSION = 1
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS memories (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, project TEXT NOT NULL DEFAULT '', content TEXT NOT NULL,
-        terms TEXT, fingerprint INTEGER NOT NULL, category TEXT NOT NULL, first_category TEXT NOT NULL,
+        id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, project TEXT NOT NULL, content TEXT NOT NULL, terms TEXT,
+        fingerprint INTEGER NOT NULL, category TEXT NOT NULL, first_category TEXT NOT NULL,
         mentions INTEGER NOT NULL CHECK (mentions >= 1), created_at REAL NOT NULL, mentioned_at REAL NOT NULL,
-        forward REAL NOT NULL, tags TEXT NOT NULL DEFAULT '', keywords TEXT NOT NULL DEFAULT '', source TEXT,
-        expires_at REAL, superseded_at REAL)""",
-    "CREATE UNIQUE INDEX IF NOT EXISTS memories_exact ON memories (space, project, fingerprint) WHERE superseded_at IS NULL",
-    "CREATE INDEX IF NOT EXISTS memories_forward ON memories (space, project, category, forward) WHERE superseded_at IS NULL",
+        forward REAL NOT NULL, tags TEXT NOT NULL, keywords TEXT NOT NULL, source TEXT, expires_at REAL, superseded_at REAL)""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS memories_exact ON memories (space, project, fingerprint)
+        WHERE superseded_at IS NULL""",
+    """CREATE INDEX IF NOT EXISTS memories_forward ON memories (space, project, category, forward)
+        WHERE superseded_at IS NULL""",
+    "CREATE INDEX IF NOT EXISTS memories_past ON memories (fingerprint) WHERE superseded_at IS NOT NULL",
     "CREATE INDEX IF NOT EXISTS memories_expiry ON memories (expires_at) WHERE expires_at IS NOT NULL",
-    """CREATE TABLE IF NOT EXISTS mention_log (
-        memory_id INTEGER NOT NULL, mentioned_at REAL NOT NULL, content TEXT, fingerprint INTEGER NOT NULL, source TEXT,
-        counted INTEGER NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS mention_log (memory_id INTEGER NOT NULL, mentioned_at REAL NOT NULL, content TEXT,
+        fingerprint INTEGER NOT NULL, source TEXT, counted INTEGER NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS mention_log_memory ON mention_log (memory_id, mentioned_at)",
-    """CREATE TABLE IF NOT EXISTS links (
-        from_id INTEGER NOT NULL, to_id INTEGER NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('updates', 'extends', 'derives')),
-        created_at REAL NOT NULL, PRIMARY KEY (from_id, to_id, kind)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS links (from_id INTEGER NOT NULL, to_id INTEGER NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('updates', 'extends', 'derives')), created_at REAL NOT NULL,
+        PRIMARY KEY (from_id, to_id, kind)) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS links_to ON links (to_id)",
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    """CREATE VIEW IF NOT EXISTS searchable (id, words, scope) AS SELECT id,
-        coalesce(terms, content || ' ' || tags || ' ' || keywords), hex(space || '/' || project)
+    """CREATE VIEW IF NOT EXISTS searchable (id, words, scope) AS
+        SELECT id, coalesce(terms, content || ' ' || tags || ' ' || keywords), hex(space || '/' || project)
         FROM memories WHERE superseded_at IS NULL""",
 )
 # Old schema version -> the statements that lead to the next one, run in one transaction after a backup.
 MIGRATIONS: dict[int, tuple[str, ...]] = {}
-
-_NEW_WORDS = "SELECT id, words, scope FROM searchable WHERE id = new.id"
-_OLD_WORDS = """SELECT 'delete', old.id, coalesce(old.terms, old.content || ' ' || old.tags || ' ' || old.keywords),
-        hex(old.space || '/' || old.project) WHERE old.superseded_at IS NULL"""
+_NEW = "INSERT INTO memories_fts (rowid, words, scope) SELECT id, words, scope FROM searchable WHERE id = new.id;"
+_OLD = """INSERT INTO memories_fts (memories_fts, rowid, words, scope)
+        SELECT 'delete', old.id, coalesce(old.terms, old.content || ' ' || old.tags || ' ' || old.keywords),
+        hex(old.space || '/' || old.project) WHERE old.superseded_at IS NULL;"""
 FULL_TEXT = (
     """CREATE VIRTUAL TABLE IF NOT EXISTS memories_fts USING fts5(words, scope, content='searchable', content_rowid='id',
         tokenize='porter unicode61 remove_diacritics 2')""",
-    f"""CREATE TRIGGER IF NOT EXISTS memories_ai AFTER INSERT ON memories BEGIN
-        INSERT INTO memories_fts (rowid, words, scope) {_NEW_WORDS}; END""",
-    f"""CREATE TRIGGER IF NOT EXISTS memories_ad AFTER DELETE ON memories BEGIN
-        INSERT INTO memories_fts (memories_fts, rowid, words, scope) {_OLD_WORDS}; END""",
+    f"CREATE TRIGGER IF NOT EXISTS memories_ai AFTER INSERT ON memories BEGIN {_NEW} END",
+    f"CREATE TRIGGER IF NOT EXISTS memories_ad AFTER DELETE ON memories BEGIN {_OLD} END",
     f"""CREATE TRIGGER IF NOT EXISTS memories_au AFTER UPDATE OF terms, content, tags, keywords, space, project, superseded_at
-        ON memories BEGIN INSERT INTO memories_fts (memories_fts, rowid, words, scope) {_OLD_WORDS};
-        INSERT INTO memories_fts (rowid, words, scope) {_NEW_WORDS}; END""",
+        ON memories BEGIN {_OLD} {_NEW} END""",
 )
-TRIGGERS = ("memories_ai", "memories_ad", "memories_au")
+NO_FULL_TEXT = tuple(f"DROP TRIGGER IF EXISTS memories_{event}" for event in ("ai", "ad", "au"))
+
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM memories"
-ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
-LOG = ("mentioned_at", "content", "fingerprint", "source", "counted")
-KINDS = ("updates", "extends", "derives")
-ALIASES = {
-    "prefs": "preference", "like": "preference", "dislike": "preference", "style": "preference", "habit": "preference",
-    "identity": "core", "rule": "core", "allergy": "core", "permanent": "core", "pinned": "core", "user": "fact", "info": "fact",
-    "knowledge": "fact", "decision": "fact", "note": "fact", "memory": "fact", "fix": "correction", "mistake": "correction",
-    "feedback": "correction", "task": "context", "todo": "context", "project": "context", "state": "context", "event": "context",
-    "episode": "context", "goal": "context", "document": "reference", "chunk": "reference", "doc": "reference", "topic": "interest",
-    "hobby": "interest", "query": "question", "once": "one-time", "temporary": "one-time", "trivia": "one-time",
-}  # fmt: skip
-POOL = 200  # memories looked at closely for one recall
-WORSE = 0.4
-NEIGHBOURS = (
-    (-1, 0.25),
-    (1, 0.25),
-    (-2, 0.1),
-    (2, 0.1),
-)  # what was said just before or after adds this share of its match
-NAMED = 1.5  # a memory that opens with a name of the question
-COUNTED = 2001  # counting stops here, so that it costs the same in a large store
-IMPORT_LOG = """INSERT INTO mention_log (memory_id, mentioned_at, content, fingerprint, source, counted)
-    SELECT :id, :mentioned_at, :content, :fingerprint, :source, :counted WHERE NOT EXISTS (SELECT 1 FROM mention_log
-    WHERE memory_id = :id AND mentioned_at = :mentioned_at AND fingerprint = :fingerprint)"""
-IMPORT_LINK = """INSERT INTO links (from_id, to_id, kind, created_at) SELECT :from_id, id, :kind, :created_at FROM memories
-    WHERE id = :to_id ON CONFLICT DO NOTHING"""
-ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("memories", "id"))
-Statements = Iterable[tuple[str, Mapping[str, Any] | Sequence[Any]]]
-
-
+VALUES = ", ".join(f":{name}" for name in COLUMNS)
 # A row is changed only in the state it was read in: whoever comes second reads again.
-GUARD = "id = :_id AND mentions = :_mentions AND mentioned_at = :_mentioned_at AND fingerprint = :_fingerprint AND superseded_at IS NULL"
-ADD = (
-    f"INSERT INTO memories ({', '.join(COLUMNS)}) SELECT {', '.join(':' + c for c in COLUMNS)} "
-    f"WHERE :_id IS NULL OR EXISTS (SELECT 1 FROM memories WHERE {GUARD}) ON CONFLICT DO NOTHING RETURNING id"
-)
-LOG_MENTION = f"""INSERT INTO mention_log (memory_id, mentioned_at, content, fingerprint, source, counted)
+GUARD = """id = :_id AND mentions = :_mentions AND mentioned_at = :_mentioned_at AND fingerprint = :_fingerprint
+    AND superseded_at IS NULL"""
+ADD = f"""INSERT INTO memories ({", ".join(COLUMNS)}) SELECT {VALUES}
+    WHERE :_id IS NULL OR EXISTS (SELECT 1 FROM memories WHERE {GUARD}) ON CONFLICT DO NOTHING RETURNING id"""
+LOG = ("mentioned_at", "content", "fingerprint", "source", "counted")
+LOG_MENTION = f"""INSERT INTO mention_log (memory_id, {", ".join(LOG)})
     SELECT id, :now, :other, :said, :by, :counted FROM memories WHERE {GUARD}"""
+KINDS = ("updates", "extends", "derives")
 HERE = "space = :space AND project = :project AND fingerprint = :fingerprint AND superseded_at IS NULL"
-ADD_LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT id, :to_id, :kind, :now FROM memories
-    WHERE {HERE} AND id <> :to_id ON CONFLICT DO NOTHING"""
+LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at)
+    SELECT id, :to_id, :kind, :now FROM memories WHERE {HERE} AND id <> :to_id ON CONFLICT DO NOTHING"""
 SUPERSEDE = f"""UPDATE memories SET superseded_at = :now WHERE id = :to_id AND superseded_at IS NULL AND EXISTS (SELECT 1
     FROM links WHERE to_id = :to_id AND kind = 'updates' AND from_id IN (SELECT id FROM memories WHERE {HERE}))"""
 VERSIONS = """WITH RECURSIVE walk (id) AS (SELECT ?1
@@ -795,13 +770,70 @@ VERSIONS = """WITH RECURSIVE walk (id) AS (SELECT ?1
 PROJECTS = """WITH RECURSIVE p (project) AS (SELECT min(project) FROM memories WHERE space = ?1 AND superseded_at IS NULL
     UNION ALL SELECT (SELECT min(project) FROM memories WHERE space = ?1 AND superseded_at IS NULL AND project > p.project)
     FROM p WHERE p.project IS NOT NULL) SELECT project FROM p WHERE project IS NOT NULL"""
+IMPORTED = (
+    "(SELECT id FROM memories WHERE space = :space AND project = :project AND fingerprint = :of AND created_at = :born)"
+)
+IMPORT_LOG = f"""INSERT INTO mention_log (memory_id, {", ".join(LOG)})
+    SELECT {IMPORTED}, {", ".join(f":{name}" for name in LOG)} WHERE NOT EXISTS (SELECT 1 FROM mention_log
+    WHERE memory_id = {IMPORTED} AND mentioned_at = :mentioned_at AND fingerprint = :fingerprint)"""
+IMPORT_LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT {IMPORTED}, id, :kind, :created_at
+    FROM memories WHERE space = :space AND project = :to_project AND fingerprint = :to AND created_at = :to_born
+    ON CONFLICT DO NOTHING"""
+ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("memories", "id"))
+ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
+ALIASES = {
+    alias: category
+    for category, aliases in {
+        "core": "identity rule allergy permanent pinned",
+        "preference": "prefs like dislike style habit",
+        "correction": "fix mistake feedback",
+        "fact": "user info knowledge decision note memory",
+        "interest": "topic hobby",
+        "context": "task todo project state event episode goal",
+        "reference": "document chunk doc",
+        "question": "query",
+        "one-time": "once temporary trivia",
+    }.items()
+    for alias in aliases.split()
+}
+POOL = 200  # memories looked at closely for one recall
+WORSE = 0.4  # of the last shown match: what matches less cannot come up
+NEIGHBOURS = {-1: 0.25, 1: 0.25, -2: 0.1, 2: 0.1}  # share of the match of what was said just before and after
+NAMED = 1.5  # a memory that opens with a name of the question
+COUNTED = 2001  # counting stops here, so that it costs the same in a large store
+Statements = Iterable[tuple[str, Mapping[str, Any] | Sequence[Any]]]
+
+
+class View(NamedTuple):
+    """What one call sees: the moment it looks at, projects, categories, tags, and a WHERE clause for all but tags."""
+
+    moment: float
+    past: bool
+    projects: list[str]
+    kinds: list[str]
+    tags: tuple[str, ...]
+    where: str
+    params: tuple[Any, ...]
+
+
+class Hit(NamedTuple):
+    """A row found, with what it is ranked by."""
+
+    rank: float
+    match: float | None
+    value: float  # relevance
+    row: Row
+
+    def order(self) -> tuple[float, float, int]:
+        """Best first; among equals the later mentioned, then the newer."""
+        return -self.rank, -self.row["mentioned_at"], -self.row["id"]
 
 
 def _guard(row: Row) -> Row:
     return {f"_{name}": row.get(name) for name in ("id", "mentions", "mentioned_at", "fingerprint")}
 
 
-def _assignments(names: Iterable[str]) -> str:
+def _assigned(names: Iterable[str]) -> str:
     return ", ".join(f"{name} = :{name}" for name in names)
 
 
@@ -809,33 +841,34 @@ def _marks(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _scope(space: str, project: str) -> str:
-    return f"{space}/{project}".encode().hex()
-
-
 def _together(row: Row, other: Row) -> bool:
-    return bool(
-        row["source"] and row["source"] == other["source"] and abs(row["created_at"] - other["created_at"]) <= 3600
+    return (
+        row["source"] is not None
+        and row["source"] == other["source"]
+        and abs(row["created_at"] - other["created_at"]) <= 3600
     )
-
-
-def _labels(value: Any) -> tuple[str, ...]:
-    """Tags or keywords from a list, a JSON list or comma-separated text, cleaned, each once."""
-    if isinstance(value, str) and value.strip().startswith("["):
-        with suppress(ValueError):
-            value = json.loads(value)
-    parts = re.split(r"[,;\n]", value) if isinstance(value, str) else [str(v) for v in value or ()]
-    cleaned = (" ".join(_clean(part).replace(",", " ").split()) for part in parts)
-    return tuple(dict.fromkeys(c.lower() for c in cleaned if c))
-
-
-def _joined(value: Any) -> str:
-    return ", ".join(_labels(value))
 
 
 def _clean(text: Any) -> str:
     """Text that SQLite and the wire take: no NUL, no lone surrogate."""
     return re.sub("[\ud800-\udfff]", "\ufffd", str(text).replace("\x00", " "))
+
+
+def _line(text: Any, most: int = 200) -> str:
+    return " ".join(_clean(text or "").split())[:most]
+
+
+def _labels(value: Any) -> tuple[str, ...]:
+    """Tags or keywords from a list, a JSON list or comma-separated text, in lower case, each once."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        with suppress(ValueError):
+            value = json.loads(value)
+    parts = re.split(r"[,;\n]", value) if isinstance(value, str) else value or ()
+    return tuple(dict.fromkeys(label for part in parts if (label := _line(part).replace(",", " ").lower())))
+
+
+def _joined(value: Any) -> str:
+    return ", ".join(_labels(value))
 
 
 class MemoryStore:
@@ -847,22 +880,20 @@ class MemoryStore:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        policy: Policy | None = None,
+        self, path: str | os.PathLike[str] | None = None, *, policy: Policy | None = None,
         clock: Callable[[], float] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.policy = policy or Policy.from_environment()
         self.clock = clock or (lambda: time.time())
         self.space = "user:me"
         self._given = path
         self._file: LocalFile | None = None
         self._meta: dict[str, str] = {}
+        self._indexed = False
         self._lock = threading.RLock()
 
     def __enter__(self) -> "MemoryStore":
-        self._open()
+        self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -883,19 +914,10 @@ class MemoryStore:
     # Remember
 
     def remember(
-        self,
-        content: str,
-        category: str | None = None,
-        *,
-        keywords: str | Iterable[str] = (),
-        tags: str | Iterable[str] = (),
-        project: str | None = None,
-        source: str | None = None,
-        expires_at: Any = None,
-        updates: Any = None,
-        extends: Any = None,
+        self, content: str, category: str | None = None, *, keywords: str | Iterable[str] = (), tags: str | Iterable[str] = (),
+        project: str | None = None, source: str | None = None, expires_at: Any = None, updates: Any = None, extends: Any = None,
         derives: Any = None,
-    ) -> Remembered:
+    ) -> Remembered:  # fmt: skip
         """Keep a statement, or count it on the memory that already says the same.
 
         category: a key of CATEGORIES, guessed when missing and mapped when unknown. keywords: other words to find it
@@ -904,95 +926,78 @@ class MemoryStore:
         Raises InvalidMemory (empty, too long, a secret), MemoryNotFound (a linked id), StoreBusy.
         """
         now = self._begin()
-        draft, notes = self._draft(content, category, keywords, tags, project, source, expires_at, now)
-        links = {
-            kind: self._linked(ids)
-            for kind, ids in zip(KINDS, (updates, extends, derives))
-            if ids not in (None, "", (), [])
-        }
+        notes: list[str] = []
+        draft = self._draft(content, category, keywords, tags, source, notes, now)
+        draft["project"] = self._project(project)
+        if expires_at not in (None, ""):
+            draft["expires_at"] = when(expires_at, now)
+            if draft["expires_at"] <= now:
+                notes.append("It has expired already and is hidden: check expires_at.")
+        given = {kind: ids for kind, ids in zip(KINDS, (updates, extends, derives)) if ids not in (None, "", (), [])}
+        links = [(kind, self._by_id(i)["id"]) for kind, ids in given.items() for i in _ids(ids)]
         if not links and (echo := self._echo(content)):
-            return Remembered(
-                "noted",
-                _memory(echo, now, self.policy),
-                note="This is a line that recall printed: not counted as a mention.",
-            )
+            note = "This is a line that recall printed: not counted as a mention."
+            return Remembered("noted", _memory(echo, now, self.policy), note=note)
         for _ in range(1000):
-            if done := self._remember(draft, bool(str(category or "").strip()), links, list(notes), now):
+            if done := self._remember(draft, bool(_line(category)), links, list(notes), now):
                 return done
         raise StoreBusy("Other programs keep changing this memory; nothing was saved. Try again.")
 
     def _draft(
-        self,
-        content: Any,
-        category: Any,
-        keywords: Any,
-        tags: Any,
-        project: Any,
-        source: Any,
-        expires_at: Any,
-        now: float,
-    ) -> tuple[Row, list[str]]:
-        content = strip_decoration(_clean("" if content is None else content).strip())
-        limit = self.policy.max_content
-        if not re.search(r"\w", content) and not SYMBOLS.search(content):
+        self, content: Any, category: Any, keywords: Any, tags: Any, source: Any, notes: list[str], now: float
+    ) -> Row:
+        """A new row from what a caller sent, cleaned and checked."""
+        text = strip_decoration(_clean("" if content is None else content).strip())
+        if not re.search(r"\w", text) and not SYMBOLS.search(text):
+            example = 'Give one statement, such as content="User prefers dark mode".'
+            raise InvalidMemory(f"Nothing to remember: content is empty. {example}")
+        if len(text) > (most := self.policy.max_content):
             raise InvalidMemory(
-                'Nothing to remember: content is empty. Give one statement, such as content="User prefers dark mode".'
+                f"The content has {len(text)} characters, {most} are the limit: nothing was saved. Split it."
             )
-        if len(content) > limit:
+        kind, words, labels, origin = (
+            self._kind(category, text, notes),
+            _joined(keywords),
+            _joined(tags),
+            _line(source, 500),
+        )
+        if any(SECRETS.search(part) for part in (text, words, labels, origin)):
             raise InvalidMemory(
-                f"The content has {len(content)} characters, the limit is {limit}; nothing was saved. Split it into single statements."
+                "This looks like a password, key or token: nothing was saved. Say where it is kept instead."
             )
-        notes: list[str] = []
-        kind = self._category_of(category, content, notes)
-        words, labels = _joined(keywords), _joined(tags)
-        source = " ".join(_clean(source).split())[:500] if source else None
-        for text in (content, words, labels, source or ""):
-            if SECRETS.search(text):
-                raise InvalidMemory(
-                    "This looks like a password, key or token, so nothing was saved. Say where the secret is kept instead."
-                )
-        expiry = None if expires_at in (None, "") else when(expires_at, now)
-        if expiry is not None and expiry <= now:
-            notes.append(f"It expired on {_time(expiry):%Y-%m-%d} already and is hidden: check expires_at.")
-        draft = dict.fromkeys(COLUMNS)
-        draft.update(
-            space=self.space, project=self._project(project), content=content, terms=index_terms(content, labels, words),
-            fingerprint=fingerprint(content), category=kind, first_category=kind, mentions=1, created_at=now, mentioned_at=now,
-            forward=forward(kind, 1, now, self.policy), tags=labels, keywords=words, source=source, expires_at=expiry,
-        )  # fmt: skip
-        return draft, notes
+        return {
+            **dict.fromkeys(COLUMNS), "space": self.space, "project": "", "content": text, "terms": index_terms(text, labels, words),
+            "fingerprint": fingerprint(text), "category": kind, "first_category": kind, "mentions": 1, "created_at": now,
+            "mentioned_at": now, "forward": forward(kind, 1, now, self.policy), "tags": labels, "keywords": words,
+            "source": origin or None,
+        }  # fmt: skip
 
-    def _category_of(self, given: Any, content: str, notes: list[str]) -> str:
-        asked = re.sub(r"[\s_-]+", "-", str(given or "").strip().casefold())
+    def _kind(self, given: Any, content: str, notes: list[str]) -> str:
+        """The category meant: as given, mapped from what models invent, or guessed from the content."""
+        asked = re.sub(r"[\s_-]+", "-", _line(given).casefold())
         if not asked:
             return guess_category(content)
         known = self.policy.categories
-        words = [asked, asked.rstrip("s"), *asked.split("-")]
-        name = next((ALIASES.get(w, w) for w in words if w in known or w in ALIASES), None)
+        name = next(
+            (ALIASES.get(w, w) for w in (asked, asked.rstrip("s"), *asked.split("-")) if w in known or w in ALIASES),
+            None,
+        )
         if name is None:
             from difflib import get_close_matches
 
-            name = next(iter(get_close_matches(asked, list(known), 1, 0.75)), None) or guess_category(content)
+            name = next(iter(get_close_matches(asked, known, 1, 0.75)), None) or guess_category(content)
         if name != asked:
-            notes.append(f'Category "{printable(str(given))[:40]}" is not one of {", ".join(known)}: used {name}.')
+            notes.append(f'Category "{printable(_line(given, 40))}" is not one of {", ".join(known)}: used {name}.')
         return name
 
-    def _project(self, project: Any) -> str:
-        return " ".join(_clean(project or os.environ.get("MCP_MEMORY_PROJECT", "")).split())[:200]
-
-    def _linked(self, ids: Any) -> list[int]:
-        """The ids of live or superseded memories to link to; an unknown one is an error before anything is written."""
-        given = ids if isinstance(ids, (list, tuple)) else re.split(r"[,\s]+", str(ids).strip())
-        return [self._by_id(i)["id"] for i in given if str(i).strip()]
-
     def _remember(
-        self, draft: Row, explicit: bool, links: dict[str, list[int]], notes: list[str], now: float
+        self, draft: Row, explicit: bool, links: list[tuple[str, int]], notes: list[str], now: float
     ) -> Remembered | None:
         """Decide from a read, then write one guarded batch; None when somebody was faster and it must be decided anew."""
-        replaced = links.get("updates", [])
-        near = self._exact(draft) or self._near(draft, replaced)
+        replaced = [i for kind, i in links if kind == "updates"]
+        near = self._near(draft, replaced)
         same, topic, broader = self._repeated(draft, near)
-        similar: tuple[Memory, ...] = ()
+        similar: list[Memory] = []
         if same:
             outcome, row, writes = self._mention(same, draft, explicit, topic, now, notes)
         else:
@@ -1001,32 +1006,38 @@ class MemoryStore:
                 counted, _, writes = self._mention(broader, draft, False, True, now, [])
                 notes.append(f"Also counts as a mention of #{broader['id']} ({counted}).")
             writes = [(ADD, {**draft, **_guard(broader or {})}), *writes]
-            others = [(r, m) for r, m in near if m >= self.policy.weak_match and r is not broader]
-            similar = tuple(_memory(r, now, self.policy, m) for r, m in others[:3])
-        decided = self._db.batch([*writes, *self._link(row, links, now)])[1 if same else 0]
+            similar = [
+                _memory(r, now, self.policy, m) for r, m in near if m >= self.policy.weak_match and r is not broader
+            ]
+        for kind, to_id in links:
+            link = {
+                **{k: row[k] for k in ("space", "project", "fingerprint")},
+                "to_id": to_id,
+                "kind": kind,
+                "now": now,
+            }
+            writes += [(LINK, link), *([(SUPERSEDE, link)] if kind == "updates" else [])]
+        decided = self._db.batch(writes)[1 if same else 0]
         if not decided:
             return None
         row = {**row, "id": decided[0][0]}
-        if replaced := [i for i in replaced if i != row["id"]]:
+        if replaced := [f"#{i}" for i in replaced if i != row["id"]]:
             outcome = "updated"
-            notes.append(
-                f"It replaces {', '.join(f'#{i}' for i in replaced)}, kept as history and out of recall; restore takes it back."
-            )
-        return Remembered(outcome, _memory(row, now, self.policy), similar, " ".join(notes))
+            notes.append(f"It replaces {', '.join(replaced)}: kept as history, out of recall; restore takes it back.")
+        return Remembered(outcome, _memory(row, now, self.policy), tuple(similar[:3]), " ".join(notes))
 
-    def _exact(self, draft: Row) -> list[tuple[Row, float]]:
-        where = "space = ? AND project IN (?, '') AND fingerprint = ? AND superseded_at IS NULL ORDER BY project DESC LIMIT 1"
-        return [(row, 1.0) for row in self._rows(where, draft["space"], draft["project"], draft["fingerprint"])]
-
-    def _near(self, draft: Row, excluded: list[int]) -> list[tuple[Row, float]]:
-        """Live memories of this project or everywhere that share rare words with the draft, best match first."""
-        units = query_units(draft["content"], 8)
+    def _near(self, draft: Row, replaced: list[int]) -> list[tuple[Row, float]]:
+        """Live memories of this project or everywhere: the exact one, else those that share rare words, best match first."""
+        exact = "space = ? AND project IN (?, '') AND fingerprint = ? AND superseded_at IS NULL ORDER BY project DESC LIMIT 1"
+        if found := self._rows(exact, draft["space"], draft["project"], draft["fingerprint"]):
+            return [(found[0], 1.0)]
+        units = query_units(draft["content"], REPEAT_WORDS)
         matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings)
         least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match
-        best = sorted(
-            (i for i in matches if matches[i] >= least and i not in excluded), key=lambda i: (-matches[i], i)
-        )[:16]
-        rows = {row["id"]: row for row in self._rows_by_id(best) if row["superseded_at"] is None}
+        best = nlargest(
+            16, (i for i, m in matches.items() if m >= least and i not in replaced), key=lambda i: (matches[i], -i)
+        )
+        rows = {row["id"]: row for row in self._rows_by_id(best, "superseded_at IS NULL")}
         return [(rows[i], matches[i]) for i in best if i in rows]
 
     def _repeated(self, draft: Row, near: list[tuple[Row, float]]) -> tuple[Row | None, bool, Row | None]:
@@ -1046,18 +1057,17 @@ class MemoryStore:
         """One more mention of `row`: the outcome, the row as it will be, the guarded statements that make it so."""
         was = Counted(row["category"], row["first_category"], row["mentions"], row["mentioned_at"])
         if explicit and (kind := draft["category"]) != was.category:
-            lives = self.policy.categories
-            if lives[kind].half_life_days > lives[was.category].half_life_days:
+            if self.policy.categories[kind].half_life_days > self.policy.categories[was.category].half_life_days:
                 notes.append(f"Its category is now {kind} (was {was.category}).")
                 was = was._replace(category=kind, first_category=kind)
             else:
-                notes.append(f"It stays a {was.category}, which fades no faster than {kind}.")
+                notes.append(f"It stays {was.category}, which fades no faster than {kind}.")
         outcome, counted = mention(was, now, row["expires_at"] is not None and row["expires_at"] <= now, self.policy)
         after = {**row, **counted._asdict()}
         after["forward"] = forward(counted.category, counted.mentions, counted.mentioned_at, self.policy)
         other = None if draft["fingerprint"] == row["fingerprint"] else draft["content"]
         if other and topic:
-            notes.append("It counts as a mention of this topic; its wording is kept in the history.")
+            notes.append("It counts as a mention of this topic; its wording is in the history.")
         elif other and len(statement(other).words) > len(statement(row["content"]).words):
             after.update(content=other, fingerprint=draft["fingerprint"])
             other = row["content"]
@@ -1065,9 +1075,8 @@ class MemoryStore:
                 "It says the same with more words: this wording is shown now, the older one is in the history."
             )
         elif other:
-            notes.append("It says the same: this wording is in the history.")
-        for name in ("tags", "keywords"):
-            after[name] = _joined(f"{row[name]}, {draft[name]}") if draft[name] else row[name]
+            notes.append("It says the same; this wording is in the history.")
+        after.update((name, _joined(f"{row[name]}, {draft[name]}")) for name in ("tags", "keywords") if draft[name])
         after["expires_at"] = draft["expires_at"] or (None if outcome == "reborn" else row["expires_at"])
         after["terms"] = index_terms(after["content"], after["tags"], after["keywords"])
         changed = {name: value for name, value in after.items() if value != row[name]} or {"mentions": row["mentions"]}
@@ -1076,34 +1085,19 @@ class MemoryStore:
             "other": other,
             "said": draft["fingerprint"],
             "by": draft["source"],
-            "counted": int(outcome != "noted"),
+            "counted": outcome != "noted",
         }
-        update = f"UPDATE OR IGNORE memories SET {_assignments(changed)} WHERE {GUARD} RETURNING id"
+        update = f"UPDATE OR IGNORE memories SET {_assigned(changed)} WHERE {GUARD} RETURNING id"
         return outcome, after, [(LOG_MENTION, {**said, **_guard(row)}), (update, {**changed, **_guard(row)})]
-
-    def _link(self, row: Row, links: dict[str, list[int]], now: float) -> Iterator[tuple[str, Row]]:
-        """Link the row (found by its fingerprint, since its id is not known yet) and supersede what it updates."""
-        for kind, ids in links.items():
-            for to_id in ids:
-                here = {
-                    **{k: row[k] for k in ("space", "project", "fingerprint")},
-                    "to_id": to_id,
-                    "kind": kind,
-                    "now": now,
-                }
-                yield ADD_LINK, here
-                if kind == "updates":
-                    yield SUPERSEDE, here
 
     def _echo(self, content: str) -> Row | None:
         """The memory whose printed line this is, where every line of the content is such a line."""
-        echoed = []
-        for line in filter(str.strip, content.splitlines()):
-            head = re.match(r"\W*(?:memory\s*)?#(\d+)\b", line, re.IGNORECASE)
-            rows = self._rows_by_id([int(head[1])]) if head else []
-            if not rows or not (
-                quoted(rows[0]["content"]) in line or printable(line).endswith(printable(rows[0]["content"]))
-            ):
+        echoed: list[Row] = []
+        for line in filter(str.strip, str(content).splitlines()):
+            head = re.match(r"\W*(?:memory\s*)?#(\d{1,18})\b", line, re.IGNORECASE)
+            rows = self._reachable([int(head[1])]) if head else []
+            text = rows[0]["content"] if rows else ""
+            if not rows or not (quoted(text) in line or printable(line).endswith(printable(text))):
                 return None
             echoed += rows
         return echoed[0] if echoed else None
@@ -1111,17 +1105,9 @@ class MemoryStore:
     # Recall
 
     def recall(
-        self,
-        query: str = "",
-        *,
-        limit: Any = None,
-        category: str | None = None,
-        tags: str | Iterable[str] = (),
-        project: str | None = None,
-        since: Any = None,
-        until: Any = None,
-        at: Any = None,
-    ) -> Recalled:
+        self, query: str = "", *, limit: Any = None, category: str | None = None, tags: str | Iterable[str] = (),
+        project: str | None = None, since: Any = None, until: Any = None, at: Any = None,
+    ) -> Recalled:  # fmt: skip
         """Find memories, best first; never writes, and showing a memory is not a mention.
 
         query: any text; blank: the most relevant now; "#12": that memory with its equation and history.
@@ -1135,25 +1121,18 @@ class MemoryStore:
         seen, most = self._view(now, category, tags, project, since, until, at), self._limit(limit)
         units = query_units(text, self.policy.query_words)
         if not units:
-            hits = self._most_relevant(seen, most)
             note = "There is no word in the query: this is what is most relevant now." if text else ""
-            return self._recalled(
-                hits, most, seen, self._count(seen) - min(most, len(hits)), note if hits else self._how_many(seen)
-            )
+            return self._top(seen, most, note)
         hits, others = self._matching(text, units, seen, most)
         if not hits:
             return Recalled((), 0, f"Nothing matches. {self._how_many(seen)}")
-        general = all(unit in STOP for unit in units)
-        if general or max(hit.match for hit in hits) < self.policy.weak_match:
-            top = [hit for hit in self._most_relevant(seen, most)]
-            mixed = {hit.row["id"]: hit for pair in zip_longest(hits, top) for hit in pair if hit}
-            known = {hit.row["id"]: hit for hit in hits}
-            hits, note = (
-                [known.get(i, hit) for i, hit in mixed.items()],
-                "Nothing matches these words well; mixed with what is most relevant now.",
-            )
-            return self._recalled(hits, most, seen, others, note)
-        return self._recalled(hits, most, seen, others, "")
+        note = ""
+        if all(unit in STOP for unit in units) or max(hit.match or 0.0 for hit in hits) < self.policy.weak_match:
+            note = "Nothing matches these words well; mixed with what is most relevant now."
+            matched = {hit.row["id"]: hit for hit in hits}
+            mixed = [hit for pair in zip_longest(hits, self._most_relevant(seen, most)) for hit in pair if hit]
+            hits = [matched.get(i, hit) for i, hit in {hit.row["id"]: hit for hit in mixed}.items()]
+        return self._recalled(hits[:most], seen, others, note)
 
     def list_(
         self,
@@ -1166,11 +1145,7 @@ class MemoryStore:
     ) -> Recalled:
         """All memories of a view, DEAD ones too, the most relevant first; arguments as for `recall`."""
         now = self._begin()
-        seen, most = self._view(now, category, tags, project, None, None, at), self._limit(limit)
-        hits = self._most_relevant(seen, most, dead=True)
-        return self._recalled(
-            hits, most, seen, self._count(seen) - min(most, len(hits)), "" if hits else self._how_many(seen)
-        )
+        return self._top(self._view(now, category, tags, project, None, None, at), self._limit(limit), dead=True)
 
     def get(self, id: Any) -> Memory:
         """One memory by id, superseded and expired ones too. Raises MemoryNotFound."""
@@ -1182,10 +1157,12 @@ class MemoryStore:
         now = self._begin()
         return [_memory(row, now, self.policy) for row in self._versions(self._by_id(id))]
 
-    def _recalled(self, hits: Sequence["Hit"], most: int, seen: "View", others: int, note: str) -> Recalled:
-        return Recalled(
-            (_memory(hit.row, seen.moment, self.policy, hit.match) for hit in hits[:most]), max(0, others), note
-        )
+    def _top(self, seen: View, most: int, note: str = "", dead: bool = False) -> Recalled:
+        hits = self._most_relevant(seen, most, dead)
+        return self._recalled(hits, seen, self._count(seen) - len(hits), note if hits else self._how_many(seen))
+
+    def _recalled(self, hits: Sequence[Hit], seen: View, others: int, note: str) -> Recalled:
+        return Recalled((_memory(hit.row, seen.moment, self.policy, hit.match) for hit in hits), max(0, others), note)
 
     def _limit(self, limit: Any) -> int:
         try:
@@ -1193,52 +1170,52 @@ class MemoryStore:
         except (TypeError, ValueError, OverflowError):
             return self.policy.recall_limit
 
-    def _view(self, now: float, category: Any, tags: Any, project: Any, since: Any, until: Any, at: Any) -> "View":
+    def _view(self, now: float, category: Any, tags: Any, project: Any, since: Any, until: Any, at: Any) -> View:
         """What this call may see, as one WHERE clause and the moment it looks at."""
         moment = now if at in (None, "") else when(at, now)
-        projects = self._projects(project)
-        where, params = f"space = ? AND project IN ({_marks(projects)})", [self.space, *projects]
+        projects, kinds = self._projects(project), list(self.policy.categories)
+        terms: list[tuple[str, list[Any]]] = [
+            (f"space = ? AND project IN ({_marks(projects)})", [self.space, *projects])
+        ]
         if moment < now:
-            where += " AND created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)"
-            params += [moment, moment]
+            terms.append(("created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)", [moment, moment]))
         else:
-            where += " AND superseded_at IS NULL"
-        where, params = where + " AND (expires_at IS NULL OR expires_at > ?)", [*params, moment]
+            terms.append(("superseded_at IS NULL", []))
+        terms.append(("(expires_at IS NULL OR expires_at > ?)", [moment]))
         for condition, value in (("mentioned_at >= ?", since), ("created_at <= ?", until)):
             if value not in (None, ""):
-                where, params = f"{where} AND {condition}", [*params, when(value, now)]
-        kinds = list(self.policy.categories)
-        if str(category or "").strip():
-            kinds = [self._category_of(category, "", [])]
-            where, params = where + " AND category = ?", [*params, *kinds]
-        return View(moment, moment < now, projects, kinds, _labels(tags), where, tuple(params))
+                terms.append((condition, [when(value, now)]))
+        if _line(category):
+            kinds = [self._kind(category, "", [])]
+            terms.append(("category = ?", kinds))
+        where, params = " AND ".join(term for term, _ in terms), tuple(p for _, values in terms for p in values)
+        return View(moment, moment < now, projects, kinds, _labels(tags), where, params)
 
-    def _most_relevant(self, seen: "View", most: int, dead: bool = False) -> list["Hit"]:
+    def _most_relevant(self, seen: View, most: int, dead: bool = False) -> list[Hit]:
         """The top of the index on `forward`, category by category; a look into the past reads every row."""
-        rows: list[Row] = self._rows(seen.where, *seen.params) if seen.past else []
+        rows = self._rows(seen.where, *seen.params) if seen.past else []
+        page = f"{seen.where} AND category = ? AND project = ? AND forward >= ? ORDER BY forward DESC LIMIT ?"
         for kind in () if seen.past else seen.kinds:
             half_life = self.policy.categories[kind].half_life_days
             least = -1e300 if dead else math.log2(self.policy.dead_below) + seen.moment / DAY / half_life
-            page = f"{seen.where} AND category = ? AND project = ? AND forward >= ? ORDER BY forward DESC LIMIT ?"
             for project in seen.projects:
                 rows += self._rows(page, *seen.params, kind, project, least, -1 if seen.tags else most)
-        hits = [
-            Hit(value, None, value, row)
-            for row, value in self._valued(rows, seen)
-            if dead or value >= self.policy.dead_below
-        ]
-        return sorted(hits, key=Hit.order)[:most]
+        valued = ((row, value) for row, value in self._valued(rows, seen) if dead or value >= self.policy.dead_below)
+        return sorted((Hit(value, None, value, row) for row, value in valued), key=Hit.order)[:most]
 
-    def _matching(self, text: str, units: list[str], seen: "View", most: int) -> tuple[list["Hit"], int]:
+    def _matching(self, text: str, units: list[str], seen: View, most: int) -> tuple[list[Hit], int]:
         """Memories that hold words of the query, ranked, DEAD ones only where it names them; how many more there are."""
         matches, unread = self._matches(units, seen.projects, self.policy.recall_postings, seen.past)
-        best = nlargest(max(POOL, 2 * most), matches, key=lambda i: (matches[i], i))
-        if not unread and len(best) > most:  # what matches much worse cannot come up
-            best = [i for i in best if matches[i] > WORSE * matches[best[most - 1]]]
-        rows = {
-            row["id"]: (row, value)
-            for row, value in self._valued(self._rows_by_id(best, seen.where, *seen.params), seen)
-        }
+        best = nlargest(POOL * 10, matches, key=lambda i: (matches[i], i))
+        rows: dict[int, tuple[Row, float]] = {}
+        for start in range(0, len(best), POOL):
+            page = best[start : start + POOL]
+            if not unread and len(page) > most:
+                page = [i for i in page if matches[i] >= WORSE * matches[page[most - 1]]]
+            found = self._valued(self._rows_by_id(page, seen.where, *seen.params), seen)
+            rows.update((row["id"], (row, value)) for row, value in found)
+            if len(rows) >= most:
+                break
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
         share, hits = self.policy.relevance_share, []
         for i, (row, value) in rows.items():
@@ -1246,42 +1223,36 @@ class MemoryStore:
             if unread:
                 words = {stem(w) for w in WORD.findall(fold(f"{row['content']} {row['tags']} {row['keywords']}"))}
                 match += sum(weight for unit, weight in unread.items() if stem(unit) in words)
-            near = [(rows[i + step][0], part * matches[i + step]) for step, part in NEIGHBOURS if i + step in rows]
+            near = (
+                (rows[i + step][0], part * matches[i + step]) for step, part in NEIGHBOURS.items() if i + step in rows
+            )
             worth = match + sum(part for other, part in near if _together(row, other))
-            opening = WORD.match(row["content"])
-            if names and opening and opening[0].lower() in names:
+            if names and (opening := WORD.match(row["content"])) and opening[0].lower() in names:
                 worth *= NAMED
             hits.append(Hit(worth * (1 - share + share * value / (1 + value)), min(1.0, match), value, row))
-        living = any(hit.value >= self.policy.dead_below for hit in hits)
-        hits = [
-            hit
-            for hit in hits
-            if not living or hit.value >= self.policy.dead_below or hit.match >= self.policy.weak_match
-        ]
-        return sorted(hits, key=Hit.order), len(hits) - most + len(matches) - len(best)
+        lives, weak = self.policy.dead_below, self.policy.weak_match
+        if any(hit.value >= lives for hit in hits):
+            hits = [hit for hit in hits if hit.value >= lives or (hit.match or 0.0) >= weak]
+        return sorted(hits, key=Hit.order), len(matches) - len(rows) + len(hits) - most
 
-    def _valued(self, rows: Iterable[Row], seen: "View") -> Iterator[tuple[Row, float]]:
+    def _valued(self, rows: Iterable[Row], seen: View) -> Iterator[tuple[Row, float]]:
         """Rows with their relevance at the moment looked at, as they were then."""
         for row in rows:
-            if seen.tags and not set(seen.tags) <= set(_labels(row["tags"])):
-                continue
-            if seen.past and row["mentioned_at"] > seen.moment:
-                row = self._as_of(row, seen.moment)
-            yield (
-                row,
-                relevance(row["category"], row["mentions"], (seen.moment - row["mentioned_at"]) / DAY, self.policy),
-            )
+            if not seen.tags or set(seen.tags) <= set(_labels(row["tags"])):
+                then = self._as_of(row, seen.moment) if seen.past else row
+                age = (seen.moment - then["mentioned_at"]) / DAY
+                yield then, relevance(then["category"], then["mentions"], age, self.policy)
 
     def _as_of(self, row: Row, moment: float) -> Row:
         """The row with the mentions it had at `moment`, by counting its log again."""
-        log = self._db.execute(
-            "SELECT mentioned_at FROM mention_log WHERE memory_id = ? AND counted = 1 ORDER BY mentioned_at",
-            (row["id"],),
-        )
+        if row["mentioned_at"] <= moment:
+            return row
+        policy = replace(self.policy, debounce_hours=0)
         states = [Counted(row["first_category"], row["first_category"], 1, row["created_at"])]
-        for (mentioned_at,) in log:
-            states.append(mention(states[-1], mentioned_at, policy=replace(self.policy, debounce_hours=0))[1])
-        unlogged = max(0, row["mentions"] - states[-1].mentions)  # came with an import
+        log = "SELECT mentioned_at FROM mention_log WHERE memory_id = ? AND counted = 1 ORDER BY mentioned_at"
+        for (mentioned_at,) in self._db.execute(log, (row["id"],)):
+            states.append(mention(states[-1], mentioned_at, policy=policy)[1])
+        unlogged = max(0, row["mentions"] - states[-1].mentions)  # they came with an import
         then = next((state for state in reversed(states) if state.mentioned_at <= moment), states[0])
         return {**row, **then._replace(mentions=then.mentions + unlogged)._asdict()}
 
@@ -1299,10 +1270,9 @@ class MemoryStore:
         sources = {unit: self._postings(unit, projects, hidden, past) for unit in units}
         found = {unit: self._db.execute(f"{sql} LIMIT {first}", params) for unit, (sql, params) in sources.items()}
         counts = {unit: len(ids) for unit, ids in found.items()}
-        for unit, n in counts.items():
-            if n == first < bound:
-                sql, params = sources[unit]
-                counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
+        for unit in (unit for unit, n in counts.items() if n == first < bound):
+            sql, params = sources[unit]
+            counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
         total = max(self._db.execute("SELECT max(id) FROM memories")[0][0] or 0, *counts.values())
         idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
         whole, left = sum(idf.values()), bound
@@ -1326,73 +1296,60 @@ class MemoryStore:
         if self._indexed and not past:
             words = " OR ".join(f'"{form}"' for form in forms)
             if hidden:
-                scopes = " OR ".join(f'"{_scope(self.space, project)}"' for project in projects)
+                scopes = " OR ".join(f'"{f"{self.space}/{project}".encode().hex()}"' for project in projects)
                 words = f"words : ({words}) AND scope : ({scopes})"
             return "SELECT rowid FROM memories_fts WHERE memories_fts MATCH ?", [words]
-        like = " OR ".join(
-            ["coalesce(terms, content || ' ' || tags || ' ' || keywords) LIKE ? ESCAPE '\\'"] * len(forms)
-        )
+        text = "coalesce(terms, content || ' ' || tags || ' ' || keywords) LIKE ? ESCAPE '\\'"
         patterns = ["%" + re.sub(r"([\\%_])", r"\\\1", form).replace(" ", "_") + "%" for form in forms]
-        return f"SELECT id FROM memories WHERE space = ? AND project IN ({_marks(projects)}) AND ({like})", [
-            self.space,
-            *projects,
-            *patterns,
-        ]
+        sql = f"SELECT id FROM memories WHERE space = ? AND project IN ({_marks(projects)})"
+        return f"{sql} AND ({' OR '.join([text] * len(forms))})", [self.space, *projects, *patterns]
 
     def _hidden(self, projects: Sequence[str]) -> bool:
         """Whether the index holds anything that this caller may not see: only then need each word be tied to its scope."""
-        mine, gaps = sorted(projects), ["space < :space", "space > :space", "space = :space AND project < :p0"]
+        mine = sorted(projects)
+        gaps = ["space < :space", "space > :space", "space = :space AND project < :p0"]
         gaps += [f"space = :space AND project > :p{i} AND project < :p{i + 1}" for i in range(len(mine) - 1)]
         gaps.append(f"space = :space AND project > :p{len(mine) - 1}")
         exists = (f"EXISTS (SELECT 1 FROM memories WHERE superseded_at IS NULL AND {gap})" for gap in gaps)
         params = {"space": self.space, **{f"p{i}": project for i, project in enumerate(mine)}}
         return bool(self._db.execute(f"SELECT {' OR '.join(exists)}", params)[0][0])
 
-    def _count(self, seen: "View") -> int:
+    def _count(self, seen: View) -> int:
         """How many memories a view holds, up to COUNTED; the expired ones are few, and counted apart to stay in the index."""
-        where, params = (
-            f"space = ? AND project IN ({_marks(seen.projects)}) AND superseded_at IS NULL",
-            (self.space, *seen.projects),
-        )
+        where: str = f"space = ? AND project IN ({_marks(seen.projects)}) AND superseded_at IS NULL"
+        params: tuple[Any, ...] = (self.space, *seen.projects)
         if seen.past or len(seen.kinds) == 1:
             where, params = seen.where, seen.params
-        n = self._db.execute(f"SELECT count(*) FROM (SELECT 1 FROM memories WHERE {where} LIMIT {COUNTED})", params)[0][
-            0
-        ]
-        gone = "SELECT count(*) FROM memories INDEXED BY memories_expiry WHERE expires_at <= ? AND "
-        n -= self._db.execute(gone + where, (seen.moment, *params))[0][0]
-        return int(n)
+        held = f"SELECT count(*) FROM (SELECT 1 FROM memories WHERE {where} LIMIT {COUNTED})"
+        gone = f"SELECT count(*) FROM memories INDEXED BY memories_expiry WHERE expires_at <= ? AND {where}"
+        return int(self._db.execute(held, params)[0][0] - self._db.execute(gone, (seen.moment, *params))[0][0])
 
-    def _how_many(self, seen: "View") -> str:
+    def _how_many(self, seen: View) -> str:
         n = self._count(seen)
+        many = f"more than {n - 1}" if n == COUNTED else str(n)
         return (
-            f"There are {'more than ' * (n == COUNTED)}{n - (n == COUNTED)} memories here."
+            f"There {'is 1 memory' if n == 1 else f'are {many} memories'} here."
             if n
             else "There are no memories here yet."
         )
 
     def _explained(self, row: Row, moment: float) -> Recalled:
         """One memory with its equation, forecast, wordings, versions and links in the note."""
-        memory = _memory(self._as_of(row, moment) if moment < row["mentioned_at"] else row, moment, self.policy)
+        memory = _memory(self._as_of(row, moment), moment, self.policy)
         lines = [
             memory.equation,
-            f"{memory.forecast}; created {memory.created_at:%Y-%m-%d %H:%M} as {memory.first_category}, last mention {memory.mentioned_at:%Y-%m-%d %H:%M} UTC",
+            f"{memory.forecast}; created {memory.created_at:%Y-%m-%d %H:%M} UTC as {memory.first_category}",
         ]
-        if len(memory.content) > 600:
+        if len(memory.content) > QUOTED:
             lines.append(f"whole text: {quoted(memory.content, self.policy.max_content)}")
-        log = self._db.execute(
-            "SELECT mentioned_at, content, counted FROM mention_log WHERE memory_id = ? ORDER BY mentioned_at DESC LIMIT 50",
-            (memory.id,),
-        )
-        for mentioned_at, content, counted in reversed(log):
-            words = f": {quoted(content)}" if content else ""
-            lines.append(f"mention {_time(mentioned_at):%Y-%m-%d %H:%M}{'' if counted else ' (not counted)'}{words}")
+        log = "SELECT mentioned_at, content, counted FROM mention_log WHERE memory_id = ? ORDER BY rowid DESC LIMIT 50"
+        for mentioned_at, content, counted in reversed(self._db.execute(log, (memory.id,))):
+            moment_text = f"mention {_time(mentioned_at):%Y-%m-%d %H:%M}{'' if counted else ' (not counted)'}"
+            lines.append(moment_text + (f": {quoted(content)}" if content else ""))
         versions = self._versions(row)
         lines += [f"version {_memory(v, moment, self.policy)}" for v in versions[-20:] if len(versions) > 1]
-        for from_id, to_id, kind in self._db.execute(
-            "SELECT from_id, to_id, kind FROM links WHERE from_id = ?1 OR to_id = ?1 ORDER BY created_at", (memory.id,)
-        ):
-            lines.append(f"#{from_id} {kind} #{to_id}")
+        links = "SELECT from_id, kind, to_id FROM links WHERE from_id = ?1 OR to_id = ?1 ORDER BY created_at LIMIT 50"
+        lines += [f"#{from_id} {kind} #{to_id}" for from_id, kind, to_id in self._db.execute(links, (memory.id,))]
         return Recalled([memory], 0, "\n".join(lines))
 
     def _versions(self, row: Row) -> list[Row]:
@@ -1408,43 +1365,35 @@ class MemoryStore:
         which one is meant: then nothing is erased.
         """
         now = self._begin()
-        row = self._meant(target)
-        gone = {"id": row["id"]}
-        self._db.batch(
-            [(f"DELETE FROM {table} WHERE {column} = :id", gone) for table, column in ERASED]
-            + ([("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')", ())] if self._indexed else [])
-        )
+        row = self._meant(target, now)
+        erase = [(f"DELETE FROM {table} WHERE {column} = ?", (row["id"],)) for table, column in ERASED]
+        merge = [("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')", ())] if self._indexed else []
+        self._db.batch([*erase, *merge])
         if not self._db.scrub():
             _say("erased, but another program is reading the file: its write-ahead log is cleared when that closes")
         return _memory(row, now, self.policy)
 
-    def _meant(self, target: Any) -> Row:
+    def _meant(self, target: Any, now: float) -> Row:
+        """The one memory a caller means by an id or an exact text."""
         text = _clean("" if target is None else target).strip()
         if not text:
             raise MemoryNotFound("Nothing was erased: name one memory by its id, such as #12, or by its exact text.")
+        where, params = self._reach()
         if number := re.fullmatch(ID, text, re.IGNORECASE):
-            if rows := self._reachable([int(number[1])]):
-                return rows[0]
+            rows = self._reachable([int(number[1])])
         else:
-            where, params = self._reach()
             rows = self._rows(f"{where} AND fingerprint = ? LIMIT 5", *params, fingerprint(strip_decoration(text)))
-            if len(rows) == 1:
-                return rows[0]
-            if echo := None if rows else self._echo(text):
-                return echo
-            if rows:
-                raise MemoryNotFound(
-                    "Nothing was erased. Several memories have this text; name one by its id:\n" + self._listed(rows)
-                )
-        words = query_units(text, self.policy.query_words)
-        matches, _ = self._matches(words, self._projects(), self.policy.recall_postings, past=True)
-        near = self._reachable(sorted(matches, key=lambda i: (-matches[i], -i))[:5])
-        hint = " Did you mean one of these? Forget it by its id:\n" + self._listed(near) if near else ""
-        raise MemoryNotFound(f"Nothing was erased: there is no memory {quoted(text, 80)}.{hint}")
-
-    def _listed(self, rows: Iterable[Row]) -> str:
-        now = self.clock()
-        return "\n".join(str(_memory(row, now, self.policy)) for row in rows)
+        if len(rows) == 1:
+            return rows[0]
+        if not rows and not number and (echo := self._echo(text)):
+            return echo
+        matches, _ = self._matches(
+            query_units(text, self.policy.query_words), self._projects(), self.policy.recall_postings
+        )
+        rows = rows or self._reachable(nlargest(5, matches, key=lambda i: (matches[i], i)))
+        hint = "".join(f"\n{_memory(row, now, self.policy)}" for row in rows)
+        hint = hint and f" Did you mean one of these? Forget it by its id:{hint}"
+        raise MemoryNotFound(f"Nothing was erased: no single memory is {quoted(text, 80)}.{hint}")
 
     def restore(self, id: Any) -> Memory:
         """Take back a superseding, or the last merge: the other wording becomes a memory of its own again.
@@ -1453,100 +1402,52 @@ class MemoryStore:
         """
         now = self._begin()
         row = self._by_id(id)
-        if row["superseded_at"] is not None:
-            undo = "UPDATE OR IGNORE memories SET superseded_at = NULL WHERE id = :id RETURNING id"
-            if not self._db.batch([(undo, {"id": row["id"]})])[0]:
-                raise InvalidMemory(
-                    f"#{row['id']} says what a newer memory says too; nothing was changed. Forget that one first."
-                )
-            self._db.batch([("DELETE FROM links WHERE to_id = ? AND kind = 'updates'", (row["id"],))])
-            return _memory({**row, "superseded_at": None}, now, self.policy)
-        merges = "SELECT rowid, mentioned_at, content, fingerprint, source, counted FROM mention_log WHERE memory_id = ? AND content IS NOT NULL ORDER BY rowid DESC LIMIT 1"
+        if row["superseded_at"] is None:
+            return self._unmerge(row, now)
+        undo = "UPDATE OR IGNORE memories SET superseded_at = NULL WHERE id = ? RETURNING id"
+        unlink = """DELETE FROM links WHERE to_id = ?1 AND kind = 'updates'
+            AND EXISTS (SELECT 1 FROM memories WHERE id = ?1 AND superseded_at IS NULL)"""
+        if not self._db.batch([(undo, (row["id"],)), (unlink, (row["id"],))])[0]:
+            raise InvalidMemory(
+                f"A newer memory says what #{row['id']} says; nothing was changed. Forget that one first."
+            )
+        return _memory({**row, "superseded_at": None}, now, self.policy)
+
+    def _unmerge(self, row: Row, now: float) -> Memory:
+        merges = f"SELECT rowid, {', '.join(LOG)} FROM mention_log WHERE memory_id = ? AND content IS NOT NULL ORDER BY rowid DESC LIMIT 1"
         merged = self._db.execute(merges, (row["id"],))
         if not merged:
             raise InvalidMemory(f"#{row['id']} was neither superseded nor merged: there is nothing to take back.")
-        return self._unmerge(row, merged[0], now)
-
-    def _unmerge(self, row: Row, merged: Sequence[Any], now: float) -> Memory:
-        rowid, mentioned_at, content, said, source, counted = merged
-        # The log keeps the wording that is not shown: the one said then, or, where that one is shown, the older one.
+        rowid, mentioned_at, content, said, source, counted = merged[0]
+        # The log keeps the wording that is not shown: the one said then or, where that one is shown, the older one.
         older, newer = (row["content"], content) if fingerprint(content) == said else (content, row["content"])
         earlier = "SELECT max(mentioned_at) FROM mention_log WHERE memory_id = ? AND counted = 1 AND rowid < ?"
         before = self._db.execute(earlier, (row["id"], rowid))[0][0] or row["created_at"]
-        mentions = max(1, row["mentions"] - counted)
-        kind = (
-            row["first_category"]
-            if row["category"] == "interest" and mentions < self.policy.promote_at
-            else row["category"]
-        )
+        kind, mentions = row["category"], max(1, row["mentions"] - counted)
+        kind = row["first_category"] if kind == "interest" and mentions < self.policy.promote_at else kind
         last = before if counted and row["mentioned_at"] == mentioned_at else row["mentioned_at"]
-        back = {
-            "content": older,
-            "fingerprint": fingerprint(older),
-            "category": kind,
-            "mentions": mentions,
-            "mentioned_at": last,
-        }
-        back |= {
-            "forward": forward(kind, mentions, last, self.policy),
-            "terms": index_terms(older, row["tags"], row["keywords"]),
-        }
+
+        def worded(text: str, kind: str, mentions: int, last: float) -> Row:
+            terms, key = index_terms(text, row["tags"], row["keywords"]), forward(kind, mentions, last, self.policy)
+            counts = {"category": kind, "mentions": mentions, "mentioned_at": last, "forward": key}
+            return {"content": text, "fingerprint": fingerprint(text), "terms": terms, **counts}
+
+        back = worded(older, kind, mentions, last)
         again = {
             **row,
+            **worded(newer, row["first_category"], 1, mentioned_at),
             "id": None,
-            "content": newer,
-            "fingerprint": fingerprint(newer),
-            "category": row["first_category"],
-            "mentions": 1,
-        }
-        again |= {
             "created_at": mentioned_at,
-            "mentioned_at": mentioned_at,
             "source": source,
-            "terms": index_terms(newer, row["tags"], row["keywords"]),
         }
-        again["forward"] = forward(again["category"], 1, mentioned_at, self.policy)
-        update = f"UPDATE OR IGNORE memories SET {_assignments(back)} WHERE {GUARD} RETURNING id"
+        unlog = f"DELETE FROM mention_log WHERE rowid = :_rowid AND EXISTS (SELECT 1 FROM memories WHERE {GUARD})"
+        update = f"UPDATE OR IGNORE memories SET {_assigned(back)} WHERE {GUARD} RETURNING id"
         done = self._db.batch([
-            (ADD, {**again, **_guard(row)}),
-            (f"DELETE FROM mention_log WHERE rowid = :_rowid AND EXISTS (SELECT 1 FROM memories WHERE {GUARD})", {"_rowid": rowid, **_guard(row)}),
-            (update, {**back, **_guard(row)}),
+            (unlog, {"_rowid": rowid, **_guard(row)}), (update, {**back, **_guard(row)}), (ADD, {**again, **_guard({**row, **back})}),
         ])  # fmt: skip
-        if not done[0] or not done[2]:
-            raise InvalidMemory(
-                f"#{row['id']} cannot be taken apart: one of the wordings is a memory of its own already."
-            )
-        return _memory({**again, "id": done[0][0][0]}, now, self.policy)
-
-    def change_policy(
-        self, weights: Mapping[str, float] | None = None, half_lives: Mapping[str, float] | None = None
-    ) -> dict[str, Category]:
-        """Change base weights and half-lives (days) of this file, for every program that uses it; returns what holds now."""
-        self._begin()
-        changed = dict(self.policy.categories)
-        for values, name in ((weights or {}, "base_weight"), (half_lives or {}, "half_life_days")):
-            for kind, value in values.items():
-                if not value > 0 or (name == "base_weight" and math.isinf(value)):
-                    raise InvalidMemory(
-                        f"The {name} of {kind} must be a number above 0, not {value}; nothing was changed."
-                    )
-                changed[kind] = _category(kind, self.policy)._replace(**{name: float(value)})
-        policy = replace(self.policy, categories=changed)
-        groups = self._db.execute("SELECT DISTINCT category, mentions FROM memories")
-        # the time-free part in one statement a group: forward = fresh + mentioned_at / half-life
-        update = "UPDATE memories SET forward = ? + mentioned_at / ? WHERE category = ? AND mentions = ?"
-        writes: list[tuple[str, Sequence[Any]]] = [
-            (
-                "INSERT INTO meta VALUES ('categories', ?) ON CONFLICT (key) DO UPDATE SET value = ?",
-                [_dumped(changed)] * 2,
-            )
-        ]
-        for kind, mentions in groups:
-            half_life = min(changed[kind].half_life_days, 1e300)
-            writes.append((update, (forward(kind, mentions, 0.0, policy), DAY * half_life, kind, mentions)))
-        self._db.batch(writes)
-        self._begin()
-        return dict(self.policy.categories)
+        if not done[1]:
+            raise StoreBusy(f"#{row['id']} is being changed by another program; nothing was taken back. Try again.")
+        return _memory({**again, "id": done[2][0][0]} if done[2] else {**row, **back}, now, self.policy)
 
     # Exchange
 
@@ -1556,36 +1457,27 @@ class MemoryStore:
         Raises MemoryStoreError when the file exists, unless `overwrite`.
         """
         self._begin()
-        if not isinstance(file, (str, os.PathLike)):
-            return sum(1 for record in self._records() if file.write(json.dumps(record, ensure_ascii=False) + "\n"))
-        with _new_file(locate(file), overwrite) as part, open(part, "w", encoding="utf-8", newline="\n") as out:
-            return self.export(out)
-
-    def _records(self) -> Iterator[Row]:
-        last, (where, params) = 0, self._reach()
+        if isinstance(file, (str, os.PathLike)):
+            with _new_file(locate(file), overwrite) as part, open(part, "w", encoding="utf-8", newline="\n") as out:
+                return self.export(out)
+        n, last, (where, params) = 0, 0, self._reach()
         while rows := self._rows(f"{where} AND id > ? ORDER BY id LIMIT 500", *params, last):
-            last = rows[-1]["id"]
-            ids = [row["id"] for row in rows]
-            logs: dict[int, list[Row]] = {}
-            links: dict[int, list[Row]] = {}
-            for i, *entry in self._db.execute(
-                f"SELECT memory_id, {', '.join(LOG)} FROM mention_log WHERE memory_id IN ({_marks(ids)}) ORDER BY rowid",
-                ids,
-            ):
-                logs.setdefault(i, []).append(dict(zip(LOG, entry)))
-            for i, to_id, kind, created_at in self._db.execute(
-                f"SELECT from_id, to_id, kind, created_at FROM links WHERE from_id IN ({_marks(ids)})", ids
-            ):
-                links.setdefault(i, []).append({"to": to_id, "kind": kind, "created_at": created_at})
             for row in rows:
-                kept = {k: v for k, v in row.items() if k not in ("space", "terms", "fingerprint", "forward")}
-                yield {
-                    **kept,
-                    "tags": _labels(row["tags"]),
-                    "keywords": _labels(row["keywords"]),
-                    "mention_log": logs.get(row["id"], []),
-                    "links": links.get(row["id"], []),
-                }
+                file.write(json.dumps(self._exported(row), ensure_ascii=False) + "\n")
+            n, last = n + len(rows), rows[-1]["id"]
+        return n
+
+    def _exported(self, row: Row) -> Row:
+        log = self._db.execute(
+            f"SELECT {', '.join(LOG)} FROM mention_log WHERE memory_id = ? ORDER BY rowid", (row["id"],)
+        )
+        links = self._db.execute("SELECT kind, to_id, created_at FROM links WHERE from_id = ?", (row["id"],))
+        kept = {name: row[name] for name in row if name not in ("space", "terms", "fingerprint", "forward")}
+        return {
+            **kept, "tags": _labels(row["tags"]), "keywords": _labels(row["keywords"]),
+            "mention_log": [dict(zip(LOG, entry)) for entry in log],
+            "links": [dict(zip(("kind", "to_id", "created_at"), link)) for link in links],
+        }  # fmt: skip
 
     def import_(self, file: str | os.PathLike[str] | Iterable[str]) -> int:
         """Read JSON lines written by `export`: all of them or, with the numbers of the bad lines, none.
@@ -1595,128 +1487,77 @@ class MemoryStore:
         """
         now = self._begin()
         if isinstance(file, (str, os.PathLike)):
-            with open(locate(file), encoding="utf-8-sig") as lines:
-                return self.import_(lines)
+            try:
+                with open(locate(file), encoding="utf-8-sig") as lines:
+                    return self.import_(lines)
+            except (OSError, UnicodeDecodeError) as exc:
+                raise InvalidMemory(f"Cannot read {file}: {exc}. Nothing was imported.") from exc
         drafts, bad = [], []
         for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    drafts.append(self._imported(json.loads(line), now))
-                except (ValueError, TypeError, KeyError, AttributeError, MemoryStoreError) as exc:
-                    bad.append(f"line {number}: {exc if isinstance(exc, MemoryStoreError) else 'not a memory as JSON'}")
+            try:
+                drafts += [self._imported(json.loads(line), now)] if line.strip() else []
+            except (ValueError, TypeError, LookupError, AttributeError) as exc:
+                bad.append(f"line {number}: {exc if isinstance(exc, MemoryStoreError) else 'not one memory as JSON'}")
         if bad:
-            raise InvalidMemory(f"Nothing was imported. {len(bad)} bad line(s): " + "; ".join(bad[:10]))
-        counts = [0]
-        self._db.batch(self._merged(drafts, counts))
-        return counts[0]
+            raise InvalidMemory(f"Nothing was imported. Bad lines: {len(bad)}. {'; '.join(bad[:10])}")
+        changed = [0]
+        self._db.batch(self._merge(drafts, changed))
+        return changed[0]
 
     def _imported(self, record: Row, now: float) -> tuple[Row, list[Row], list[Row]]:
-        draft, _ = self._draft(
-            record["content"],
-            record.get("category"),
-            record.get("keywords"),
-            record.get("tags"),
-            record.get("project"),
-            record.get("source"),
-            None,
-            now,
-        )
-        times = {
-            name: when(record[name], now)
-            for name in ("created_at", "mentioned_at", "expires_at", "superseded_at")
-            if record.get(name) is not None
-        }
-        draft.update(
-            times,
-            id=int(record["id"]) if record.get("id") else None,
-            content=_clean(record["content"]),
-            mentions=max(1, int(record.get("mentions") or 1)),
-        )
-        draft.update(
-            fingerprint=fingerprint(draft["content"]),
-            terms=index_terms(draft["content"], draft["tags"], draft["keywords"]),
-            project=record.get("project") or "",
-        )
-        if "mentioned_at" not in times:
-            draft["mentioned_at"] = draft["created_at"]
-        draft["first_category"] = (
-            record["first_category"] if record.get("first_category") in self.policy.categories else draft["category"]
-        )
+        """A line of an import as a row, its log and its links."""
+        notes: list[str] = []
+        draft = self._draft(*(record.get(k) for k in ("content", "category", "keywords", "tags", "source")), notes, now)
+        times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
+        draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
+        draft.update(id=record.get("id") and int(record["id"]), project=_line(record.get("project")))
+        draft["mentioned_at"] = max(draft["mentioned_at"] if record.get("mentioned_at") else 0.0, draft["created_at"])
+        draft["mentions"] = max(1, int(record.get("mentions") or 1))
+        if record.get("first_category") in self.policy.categories:
+            draft["first_category"] = record["first_category"]
         draft["forward"] = forward(draft["category"], draft["mentions"], draft["mentioned_at"], self.policy)
         log = [
-            {
-                **dict.fromkeys(LOG),
-                **{k: entry[k] for k in LOG if k in entry},
-                "mentioned_at": when(entry["mentioned_at"], now),
-            }
+            {**{k: entry.get(k) for k in LOG}, "mentioned_at": when(entry["mentioned_at"], now)}
             for entry in record.get("mention_log") or ()
         ]
-        return (
-            draft,
-            log,
-            [
-                {**link, "created_at": when(link["created_at"], now)}
-                for link in record.get("links") or ()
-                if link["kind"] in KINDS
-            ],
-        )
-
-    def _merged(self, drafts: list[tuple[Row, list[Row], list[Row]]], counts: list[int]) -> Iterator[tuple[str, Any]]:
-        """The statements of an import: new rows keep their id where it is free, the same memory is brought up to date."""
-        columns = ("id", "project", "fingerprint", "created_at", "superseded_at", "mentions", "mentioned_at")
-        here = [
-            dict(zip(columns, r))
-            for r in self._db.execute(f"SELECT {', '.join(columns)} FROM memories WHERE space = ?", (self.space,))
+        links = [
+            {"kind": link["kind"], "to_id": int(link["to_id"]), "created_at": when(link["created_at"], now)}
+            for link in record.get("links") or ()
         ]
-        live = {(r["project"], r["fingerprint"]): r for r in here if r["superseded_at"] is None}
-        known = {(r["project"], r["fingerprint"], r["created_at"]): r for r in here}
-        taken = {i for (i,) in self._db.execute("SELECT id FROM memories")}
-        next_id = 1 + max(
-            [0, *taken, *(d["id"] or 0 for d, _, _ in drafts)]
-            + [n for (n,) in self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'memories'")]
-        )
-        ids: dict[int, int] = {}
+        return draft, log, links
+
+    def _merge(self, drafts: list[tuple[Row, list[Row], list[Row]]], changed: list[int]) -> Iterator[tuple[str, Row]]:
+        """The statements of an import; rows are found again by text and creation, since a new id is not known before."""
+        born: dict[int, Row] = {}
+        twins = """space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NULL AND ? IS NULL
+            OR space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NOT NULL AND created_at = ?"""
         for draft, log, _ in drafts:
-            old_id, key = draft["id"], (draft["project"], draft["fingerprint"])
-            twin = known.get((*key, draft["created_at"])) or (live.get(key) if draft["superseded_at"] is None else None)
-            if twin:
-                draft["id"] = twin["id"]
-                later = {"created_at": min(twin["created_at"], draft["created_at"])}
-                later |= {name: max(twin[name], draft[name]) for name in ("mentions", "mentioned_at")}
-                if any(twin[name] != value for name, value in later.items()):
-                    counts[0] += 1
-                    later["forward"] = forward(draft["category"], later["mentions"], later["mentioned_at"], self.policy)
-                    later["category"] = draft["category"] if later["mentions"] == draft["mentions"] else None
-                    yield (
-                        f"UPDATE memories SET {_assignments(k for k in later if later[k] is not None)} WHERE id = :id",
-                        {**later, "id": twin["id"]},
-                    )
-                    twin.update({k: v for k, v in later.items() if k in twin})
-            else:
-                counts[0] += 1
-                if not draft["id"] or draft["id"] in taken:
-                    draft["id"], next_id = next_id, next_id + 1
-                taken.add(draft["id"])
-                known[(*key, draft["created_at"])] = draft
-                if draft["superseded_at"] is None:
-                    live[key] = draft
+            key = (draft["space"], draft["project"], draft["fingerprint"])
+            twin = next(iter(self._rows(twins, *key, draft["superseded_at"], *key, draft["created_at"])), None)
+            where = {"space": key[0], "project": key[1], "of": key[2], "born": draft["created_at"]}
+            if draft["id"]:
+                born[draft["id"]] = where
+            if twin is None:
+                changed[0] += 1
+                free = draft["id"] and not self._db.execute("SELECT 1 FROM memories WHERE id = ?", (draft["id"],))
                 yield (
-                    f"INSERT INTO memories ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + c for c in COLUMNS)})",
-                    draft,
+                    f"INSERT INTO memories ({', '.join(COLUMNS)}) VALUES ({VALUES})",
+                    {**draft, "id": draft["id"] if free else None},
                 )
-            if old_id:
-                ids[old_id] = draft["id"]
-            for entry in log:
-                yield IMPORT_LOG, {**entry, "id": draft["id"]}
+            else:
+                after = {name: max(twin[name], draft[name]) for name in ("mentions", "mentioned_at")}
+                after["created_at"] = where["born"] = min(twin["created_at"], draft["created_at"])
+                after["category"] = (draft if draft["mentions"] > twin["mentions"] else twin)["category"]
+                after["forward"] = forward(after["category"], after["mentions"], after["mentioned_at"], self.policy)
+                if any(twin[name] != value for name, value in after.items()):
+                    changed[0] += 1
+                    yield f"UPDATE memories SET {_assigned(after)} WHERE id = :id", {**after, "id": twin["id"]}
+            yield from ((IMPORT_LOG, {**where, **entry}) for entry in log)
         for draft, _, links in drafts:
             for link in links:
-                pair = {
-                    "from_id": draft["id"],
-                    "to_id": ids.get(link["to"], 0),
-                    "kind": link["kind"],
-                    "created_at": link["created_at"],
-                }
-                yield IMPORT_LINK, pair
+                if (here := born.get(draft["id"])) and (there := born.get(link["to_id"])):
+                    target = {"to_project": there["project"], "to": there["of"], "to_born": there["born"]}
+                    yield IMPORT_LINK, {**here, **target, "kind": link["kind"], "created_at": link["created_at"]}
 
     def backup(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
         """Copy the whole store, also while others write, to one file that stands alone; returns its path."""
@@ -1728,33 +1569,60 @@ class MemoryStore:
             self._db.copy_to(part)
         return target
 
+    def change_policy(
+        self, weights: Mapping[str, float] | None = None, half_lives: Mapping[str, float] | None = None
+    ) -> dict[str, Category]:
+        """Change base weights and half-lives (days) of this file, for every program that uses it; returns what holds now."""
+        self._begin()
+        changed = dict(self.policy.categories)
+        for values, name in ((weights or {}, "base_weight"), (half_lives or {}, "half_life_days")):
+            for kind, value in values.items():
+                if not value > 0 or value == math.inf != (name == "half_life_days" and value):
+                    raise InvalidMemory(
+                        f"The {name} of {kind} must be a number above 0, not {value}; nothing was changed."
+                    )
+                changed[kind] = _category(kind, self.policy)._replace(**{name: float(value)})
+        policy = replace(self.policy, categories=changed)
+        # The part of `forward` that differs from row to row is linear in mentioned_at: one statement a group.
+        update = "UPDATE memories SET forward = ? + mentioned_at / ? WHERE category = ? AND mentions = ?"
+        writes: list[tuple[str, Any]] = [(KEEP_META, ("categories", _dumped(changed)))]
+        for kind, mentions in self._db.execute("SELECT DISTINCT category, mentions FROM memories"):
+            span = min(changed[kind].half_life_days, 1e300) * DAY
+            writes.append((update, (forward(kind, mentions, 0.0, policy), span, kind, mentions)))
+        if changed != self.policy.categories:
+            self._db.batch(writes)
+        self._begin()
+        return dict(self.policy.categories)
+
     def stats(self) -> Row:
         """What is in the store and how it is: counts per category and status, file, size, versions, health."""
         now = self._begin()
         where, params = self._reach()
         counts: dict[str, dict[str, int]] = {}
-        for kind, fresh in self.policy.categories.items():
-            lines = [
-                math.log2(x) + now / DAY / fresh.half_life_days
-                for x in (self.policy.active_above, self.policy.dead_below)
-            ]
+        for kind, (_, half_life) in self.policy.categories.items():
+            lines = [math.log2(x) + now / DAY / half_life for x in (self.policy.active_above, self.policy.dead_below)]
             count = f"SELECT count(*), sum(forward > ?), sum(forward < ?) FROM memories WHERE {where} AND category = ? AND superseded_at IS NULL"
             n, active, dead = self._db.execute(count, (*lines, *params, kind))[0]
-            if n:
-                counts[kind] = {"ACTIVE": active, "FADING": n - active - dead, "DEAD": dead}
-        hidden = {
-            "superseded": f"SELECT count(*) FROM memories WHERE {where} AND superseded_at IS NOT NULL",
-            "expired": f"SELECT count(*) FROM memories WHERE {where} AND superseded_at IS NULL AND expires_at <= {now!r}",
-        }
+            counts.update({kind: {"ACTIVE": active, "FADING": n - active - dead, "DEAD": dead}} if n else {})
+        hidden = f"SELECT count(*), sum(superseded_at IS NOT NULL) FROM memories WHERE {where} AND (superseded_at IS NOT NULL OR expires_at <= ?)"
+        gone, superseded = self._db.execute(hidden, (*params, now))[0]
         return {
-            "path": self.path, "readers": self._db.readers(), "size_bytes": self._db.size(), "space": self.space,
-            "project": self._project(None) or "all", "memories": sum(sum(c.values()) for c in counts.values()), "counts": counts,
-            **{name: self._db.execute(sql, params)[0][0] for name, sql in hidden.items()},
-            "version": __version__, "schema": SCHEMA_VERSION, "sqlite": sqlite3.sqlite_version,
-            "search": "FTS5" if self._indexed else "LIKE (this SQLite has no FTS5, or it is off)", "health": self._db.health(),
+            "path": self.path, "readers": self._db.readers(), "size_bytes": self._db.size(),
+            "scope": f"{self.space}, {self._project(None) or 'all projects'}", "memories": sum(sum(c.values()) for c in counts.values()),
+            "counts": counts, "superseded": superseded or 0, "expired": gone - (superseded or 0), "version": __version__,
+            "schema": SCHEMA_VERSION, "sqlite": sqlite3.sqlite_version, "health": self._db.health(),
+            "search": "FTS5 index" if self._indexed else "no index (this SQLite has no FTS5, or it is off)",
         }  # fmt: skip
 
     # Rows
+
+    def _project(self, project: Any) -> str:
+        return _line(project or os.environ.get("MCP_MEMORY_PROJECT"))
+
+    def _projects(self, project: Any = None) -> list[str]:
+        if chosen := self._project(project):
+            return [chosen, ""]
+        return [p for (p,) in self._db.execute(PROJECTS, (self.space,))]
 
     def _reach(self) -> tuple[str, tuple[str, ...]]:
         """What this caller may read and change at all, as a WHERE clause: the one place that decides it."""
@@ -1762,18 +1630,12 @@ class MemoryStore:
             return "space = ? AND project IN (?, '')", (self.space, chosen)
         return "space = ?", (self.space,)
 
-    def _projects(self, project: Any = None) -> list[str]:
-        if chosen := self._project(project):
-            return [chosen, ""]
-        return [p for (p,) in self._db.execute(PROJECTS, (self.space,))]
-
     def _rows(self, where: str, *params: Any) -> list[Row]:
         return [dict(zip(COLUMNS, row)) for row in self._db.execute(f"{SELECT} WHERE {where}", params)]
 
-    def _rows_by_id(self, ids: Sequence[int], where: str = "true", *params: Any) -> list[Row]:
+    def _rows_by_id(self, ids: Sequence[int], where: str, *params: Any) -> list[Row]:
         rows: list[Row] = []
-        for i in range(0, len(ids), 500):
-            page = ids[i : i + 500]
+        for page in (ids[i : i + 500] for i in range(0, len(ids), 500)):
             sql = f"{SELECT} NOT INDEXED WHERE id IN ({_marks(page)}) AND {where}"  # by id, whatever the planner thinks
             rows += (dict(zip(COLUMNS, row)) for row in self._db.execute(sql, [*page, *params]))
         return rows
@@ -1792,6 +1654,12 @@ class MemoryStore:
 
     # Connection
 
+    @property
+    def _db(self) -> "LocalFile":
+        if self._file is None:
+            raise MemoryStoreError("The store was closed while it was in use; call again.")
+        return self._file
+
     def _begin(self) -> float:
         """Open the file where needed, take over what others changed in its policy, and read the clock, once a call."""
         with self._lock:
@@ -1799,118 +1667,88 @@ class MemoryStore:
                 _say(f"{self._file.path} was removed or replaced; opening what is there now")
                 self.close()
             if self._file is None:
-                self._file = LocalFile(locate(self._given), self.policy)
+                self._file, self._meta = LocalFile(locate(self._given), self.policy), {}
                 try:
                     self._prepare()
                 except BaseException:
                     self.close()
                     raise
-            self._refresh()
+            meta = dict(self._db.execute("SELECT key, value FROM meta"))
+            if meta != self._meta:
+                self._adopt(meta)
         return float(self.clock())
 
-    _open = _begin
-
-    @property
-    def _db(self) -> "LocalFile":
-        if self._file is None:
-            raise MemoryStoreError("The store was closed while it was in use; call again.")
-        return self._file
-
-    def _refresh(self) -> None:
-        meta = dict(self._db.execute("SELECT key, value FROM meta"))
-        if meta != self._meta:
-            known = {
-                kind: Category(weight, math.inf if half_life is None else half_life)
-                for kind, (weight, half_life) in json.loads(meta["categories"]).items()
-            }
-            if self.policy.categories not in (known, CATEGORIES) and not self._meta:
-                _say("this file has weights and half-lives of its own, which hold; change them with the policy command")
-            self.policy = replace(self.policy, categories=known)
-            self._meta = meta
+    def _adopt(self, meta: dict[str, str]) -> None:
+        """Take the weights and half-lives of the file, which hold for every program that uses it."""
+        given = json.loads(meta["categories"])
+        held = {kind: Category(weight, math.inf if life is None else life) for kind, (weight, life) in given.items()}
+        if not self._meta and self.policy.categories not in (held, CATEGORIES):
+            _say("this file has weights and half-lives of its own, which hold; change them with the policy command")
+        self.policy, self._meta = replace(self.policy, categories=held), meta
         self._indexed = self._db.full_text and meta.get("index") == "fresh"
 
     def _prepare(self) -> None:
-        """Create or migrate the tables, each in one transaction that others see whole or not at all."""
+        """Create or migrate the tables and the index, each in one transaction that others see whole or not at all."""
         names = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
         if names and not {"memories", "meta"} <= names:
             raise MemoryStoreError(
-                f"{self.path} is a database of another program; it was not touched. Choose another file for the memories."
+                f"{self.path} is a database of another program; it was not touched. Choose another file."
             )
-        first = {"schema": str(SCHEMA_VERSION), "categories": _dumped(self.policy.categories), "index": "none"}
         if not names:
-            self._db.batch(
-                [(sql, ()) for sql in SCHEMA]
-                + [("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING", pair) for pair in first.items()]
+            first = (
+                ("schema", str(SCHEMA_VERSION)),
+                ("categories", _dumped(self.policy.categories)),
+                ("index", "none"),
             )
+            once = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._db.batch([*((sql, ()) for sql in SCHEMA), *((once, pair) for pair in first)])
         meta = dict(self._db.execute("SELECT key, value FROM meta"))
-        version = int(meta.get("schema", 0))
-        if version > SCHEMA_VERSION:
+        if (version := int(meta.get("schema", 0))) > SCHEMA_VERSION:
             raise MemoryStoreError(
-                f"{self.path} has schema {version}, written by a newer mcp-decaying-memory; this version {__version__} knows schemas up to {SCHEMA_VERSION}. "
-                "It was not touched: upgrade this program."
+                f"{self.path} has schema {version}, written by a newer mcp-decaying-memory; version {__version__} knows schemas "
+                f"up to {SCHEMA_VERSION}. It was not touched: upgrade this program."
             )
         if version < SCHEMA_VERSION:
             self._migrate(version)
-        if not self._db.read_only:
-            self._prepare_index(meta.get("index", "none"), names)
+        wanted = "fresh" if self._db.full_text else "stale"
+        if not self._db.read_only and (
+            meta.get("index") != wanted or (wanted == "fresh" and names and "memories_au" not in names)
+        ):
+            rebuild = "INSERT INTO memories_fts (memories_fts) VALUES ('rebuild')"
+            steps = (
+                [*FULL_TEXT, rebuild] if self._db.full_text else NO_FULL_TEXT
+            )  # else its triggers would fail every write
+            self._db.batch([*((sql, ()) for sql in steps), (KEEP_META, ("index", wanted))])
 
     def _migrate(self, version: int) -> None:
         copy = f"{self.path}.schema{version}.backup"
         if not os.path.exists(copy):
-            self._db.copy_to(copy)
+            with _new_file(copy, overwrite=False) as part:
+                self._db.copy_to(part)
             _say(f"upgrading the memories from schema {version} to {SCHEMA_VERSION}; a copy of before is {copy}")
 
         def steps() -> Iterator[tuple[str, Sequence[Any]]]:
-            current = int(self._db.execute("SELECT value FROM meta WHERE key = 'schema'")[0][0])  # inside the lock
-            for old in range(current, SCHEMA_VERSION):
+            held = self._db.execute(
+                "SELECT value FROM meta WHERE key = 'schema'"
+            )  # inside the lock: others may be faster
+            for old in range(int(held[0][0]), SCHEMA_VERSION):
                 yield from ((sql, ()) for sql in MIGRATIONS[old])
-            yield "UPDATE meta SET value = ? WHERE key = 'schema'", (str(SCHEMA_VERSION),)
+            yield KEEP_META, ("schema", str(SCHEMA_VERSION))
 
         self._db.batch(steps())
 
-    def _prepare_index(self, state: str, names: set[str]) -> None:
-        """Build the full-text index where it can be used; where it cannot, drop its triggers, or every write would fail."""
-        mark = "UPDATE meta SET value = ? WHERE key = 'index'"
-        if self._db.full_text and (state != "fresh" or "memories_au" not in names):
-            rebuild = "INSERT INTO memories_fts (memories_fts) VALUES ('rebuild')"
-            self._db.batch([*((sql, ()) for sql in FULL_TEXT), *([(rebuild, ())] if names else []), (mark, ("fresh",))])
-        elif not self._db.full_text and state != "stale":
-            self._db.batch([*((f"DROP TRIGGER IF EXISTS {name}", ()) for name in TRIGGERS), (mark, ("stale",))])
-            _say("this SQLite has no FTS5 (or MCP_MEMORY_FULL_TEXT is off): searching without an index")
+
+KEEP_META = "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
 
 
 def _dumped(categories: Mapping[str, Category]) -> str:
-    return json.dumps(
-        {
-            kind: [c.base_weight, None if math.isinf(c.half_life_days) else c.half_life_days]
-            for kind, c in categories.items()
-        }
-    )
+    held = {kind: (weight, None if math.isinf(life) else life) for kind, (weight, life) in categories.items()}
+    return json.dumps(held)
 
 
-class View(NamedTuple):
-    """What one call sees: the moment, whether it is past, projects, categories, tags, and the WHERE clause of all but tags."""
-
-    moment: float
-    past: bool
-    projects: list[str]
-    kinds: list[str]
-    tags: tuple[str, ...]
-    where: str
-    params: tuple[Any, ...]
-
-
-class Hit(NamedTuple):
-    """A row found, with what it is ranked by."""
-
-    rank: float
-    match: float | None
-    value: float  # relevance
-    row: Row
-
-    def order(self) -> tuple[float, float, int]:
-        """Best first; among equals the later mentioned, then the newer."""
-        return -self.rank, -self.row["mentioned_at"], -self.row["id"]
+def _ids(value: Any) -> list[Any]:
+    parts = value if isinstance(value, (list, tuple)) else re.split(r"[,;\s]+", str(value).strip("[] "))
+    return [part for part in parts if str(part).strip()]
 
 
 # --- Engines ---
