@@ -292,10 +292,10 @@ class Memory:
     @property
     def equation(self) -> str:
         """The relevance with its numbers filled in."""
-        power = (
-            "never fades" if math.isinf(self.half_life_days) else f"0.5^({self.age_days:.2f} / {self.half_life_days:g})"
-        )
-        return f"relevance = {self.base_weight:g} x {power} x (1 + log2({self.mentions})) = {self.relevance:.4f} {self.status}"
+        never = math.isinf(self.half_life_days)
+        power = "1 (never fades)" if never else f"0.5^({self.age_days:.2f} / {self.half_life_days:g})"
+        boost = f"(1 + log2({self.mentions}))"
+        return f"relevance = {self.base_weight:g} x {power} x {boost} = {self.relevance:.4f} {self.status}"
 
     @property
     def forecast(self) -> str:
@@ -341,9 +341,7 @@ class Remembered:
     def __str__(self) -> str:
         lines = [f"{self.outcome}: {self.memory}", *([self.note] if self.note else [])]
         if self.similar:
-            lines.append(
-                "Similar memories (data). If the new one replaces one of them, remember it again with updates=ID:"
-            )
+            lines.append("Similar memories (data). If it replaces one of them, remember it again with updates=ID:")
             lines += map(str, self.similar)
         return "\n".join(lines)
 
@@ -372,22 +370,13 @@ def _memory(row: Row, now: float, policy: Policy, match: float | None = None) ->
     crossings = [days_until(x, category, mentions, age, policy) for x in (policy.active_above, policy.dead_below)]
     fades_at, dead_at = (_time(None if days is None else now + days * DAY) for days in crossings)
     base_weight, half_life = policy.categories[category]
+    seen: Row = {name: row[name] for name in COLUMNS if name not in ("terms", "fingerprint", "forward")}
+    seen.update((name, _time(row[name])) for name in ("created_at", "mentioned_at", "expires_at", "superseded_at"))
+    seen.update((name, tuple(row[name].split(", ")) if row[name] else ()) for name in ("tags", "keywords"))
     return Memory(
-        **{
-            name: row[name]
-            for name in ("id", "content", "category", "first_category", "mentions", "project", "space", "source")
-        },
-        **{name: _time(row[name]) for name in ("created_at", "mentioned_at", "expires_at", "superseded_at")},
-        **{name: tuple(row[name].split(", ")) if row[name] else () for name in ("tags", "keywords")},
-        age_days=age,
-        base_weight=base_weight,
-        half_life_days=half_life,
-        relevance=value,
-        status=status(value, policy),
-        fades_at=fades_at,
-        dead_at=dead_at,
-        match=match,
-    )
+        **seen, age_days=age, base_weight=base_weight, half_life_days=half_life, relevance=value,
+        status=status(value, policy), fades_at=fades_at, dead_at=dead_at, match=match,
+    )  # fmt: skip
 
 
 def when(value: Any, now: float) -> float:
@@ -435,10 +424,11 @@ UNSPACED = re.compile(
 SYMBOLS = re.compile("[\u2190-\u2bff\U0001f000-\U0001faff]")  # arrows to emoji, which the tokenizer would drop
 QUOTES = str.maketrans("\u2018\u2019\u201b\u2032\u201c\u201d\u2010\u2011\u2012\u2013\u2014\u2212", "''''\"\"------")
 STOP = frozenset(
-    "a about again all also am an and any are as at be because been being but by can could d did do does doing don for from get "
-    "got had has have having he her here hers him his how i if in into is it its just ll m may me might more most my no nor not of "
-    "off on or our out over please re s shall she should so some such t than that the their them then there these they this those "
-    "to too user users ve very was we were what when where which while who whom whose why will with would you your yours".split()
+    "a about again all also am an and any are as at be because been being but by can could d did do does doing don "
+    "for from get got had has have having he her here hers him his how i if in into is it its just ll m may me might "
+    "more most my no nor not of off on or our out over please re s shall she should so some such t than that the "
+    "their them then there these they this those to too user users ve very was we were what when where which while "
+    "who whom whose why will with would you your yours".split()
 )
 SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b"
@@ -451,25 +441,19 @@ SECRETS = re.compile(
 
 WORD = re.compile(r"[^\W_]+")
 IRREGULAR = {
-    form: tuple(other for other in group.split() if other != form)
+    form: [other for other in group.split() if other != form]
     for group in (
-        "go goes went gone|is are was were be been|buy buys bought|see sees saw seen|take takes took taken|give gives gave given|"
-        "make makes made|get gets got|come comes came|think thought|know knew known|find found|meet met|tell told|say said|"
-        "begin began begun|break broke broken|bring brought|build built|catch caught|choose chose chosen|drive drove driven|"
-        "eat ate eaten|fall fell fallen|feel felt|fly flew flown|forget forgot forgotten|grow grew grown|hear heard|hold held|"
-        "keep kept|lead led|leave left|lose lost|mean meant|pay paid|ride rode ridden|run ran|sell sold|send sent|sing sang sung|"
-        "sit sat|sleep slept|speak spoke spoken|spend spent|stand stood|swim swam swum|teach taught|understand understood|"
-        "wear wore worn|win won|write wrote written|child children|man men|woman women|foot feet|tooth teeth|mouse mice|person people"
+        "go goes went gone|buy bought|see saw seen|take took taken|give gave given|make made|get got|come came|"
+        "think thought|know knew known|find found|meet met|tell told|say said|begin began begun|break broke "
+        "broken|bring brought|build built|catch caught|choose chose chosen|drive drove driven|eat ate eaten|fall "
+        "fell fallen|feel felt|fly flew flown|forget forgot forgotten|grow grew grown|hear heard|hold held|keep "
+        "kept|lead led|leave left|lose lost|mean meant|pay paid|ride rode ridden|run ran|sell sold|send sent|"
+        "sing sang sung|sit sat|sleep slept|speak spoke spoken|spend spent|stand stood|swim swam swum|teach "
+        "taught|understand understood|wear wore worn|win won|write wrote written|child children|man men|woman "
+        "women|foot feet|tooth teeth|mouse mice|person people"
     ).split("|")
     for form in group.split()
 }
-
-
-def printable(text: str) -> str:
-    """The text on one line, with what could act on a terminal or a parser written as an escape."""
-    return UNSAFE.sub(lambda m: {"\n": r"\n", "\t": r"\t"}.get(m[0]) or m[0].encode("unicode_escape").decode(), text)
-
-
 QUOTED = 600  # characters of a content shown in a list
 REPEAT_WORDS = 8  # the longest words of a new statement, by which a repeat of it is looked for
 
