@@ -510,62 +510,65 @@ def fingerprint(content: str) -> int:
     return int.from_bytes(hashlib.blake2b(same.encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True)
 
 
-# Same statement. Words that carry no substance of their own when somebody says something again:
+# Same statement, same topic. Words that carry no substance when somebody says something again:
 FRAME = STOP | frozenset(
-    "ask asks asked asking wonder wonders wondered wondering curious know knows question questions tell explain help helped show "
-    "showed currently now still already really mostly main mainly actually another something thing things named called name is's "
-    "each every both be been become use used uses using decided decide get gets got take took make made title do".split()
+    "actually always another instead rather ask asked asking asks called curious currently decided each every everyone explain "
+    "help helped know knows made mainly make makes mostly name named names now often question questions really "
+    "show showed something still take tell thing things title took use used uses using usually wonder wondered "
+    "wondering wonders".split()
 )
-SYNONYMS = {
-    stem: group.split()[0]
-    for group in (
-        "prefer like love enjoy favor want favorite favourite|live reside base located|work job employ company occupation|buy bought "
-        "purchase|wife marri husband spouse|stor keep hold kept|automobile car|birthday born birth|postgres postgresql|begin start|"
-        "repo repository|dir directory folder|big large|small little|fast quick|allergic allergy|interest interested|fix repair|"
-        "limit limited|indentation indent|day daily|week weekly|month monthly|code coding|vs visual|through via|studio "
-        "stud|need require|should must|movie film|kid child children|diagnos"
-    ).split("|")
-    for stem in group.split()
-}
+# Marks of meaning that both sides must share: negations, in several languages since one more is all that "the longer
+# wording says it better" may not swallow, then moods and restrictions.
+NEGATIONS = frozenset(
+    "aucun avoid avoids bez cannot dislike dislikes disliked ej geen hate hated hates ikke inte jamais kein keine "
+    "keinen mai nada nao ne neither nem never nicht nie niemals niet no nobody non none nor not nothing nunca ohne "
+    "pas quit sans sem senza sin stop stopped without zonder n\u00e3o \u043d\u0435 \u043d\u0435\u0442 "
+    "\u0431\u0435\u0437".split()
+)
+LIMITS = frozenset(
+    "almost but except ex fail failed fails former formerly going hope hoped hopes if intend intends might nearly "
+    "only partly plan planned planning plans previously rarely seldom sometimes tomorrow unless until used-to "
+    "want-to will would yesterday".split()
+)
+DISLIKES = frozenset("dislike dislikes disliked hate hates hated".split())
 NUMBERS = {
     w: str(i) for i, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())
 }
-# Marks of meaning that both sides must share: negations, moods, restrictions. Several languages, since one more
-# negation is all that "the longer wording says it better" may not swallow.
-NEGATIONS = frozenset(
-    "not no never none nothing nobody without cannot nor neither stop stopped quit dislike dislikes disliked hate hates hated avoid "
-    "avoids nicht kein keine keinen nie niemals ohne ne pas jamais sans nunca sin n\u00e3o nao nem sem nada \u043d\u0435 \u043d\u0435\u0442 "
-    "\u0431\u0435\u0437 non mai senza niet geen zonder nie bez inte ikke ej".split()
+DIRECTIONS = {w: w for w in "over to from before after by".split()} | dict.fromkeys(
+    ("than", "instead", "rather"), "over"
 )
-LIMITS = frozenset(
-    "except unless only but if until almost nearly ex former formerly previously used-to will would might may going plan plans "
-    "planning planned hope hopes hoped wanted want-to intend intends tomorrow yesterday partly sometimes rarely seldom failed fails".split()
+CALENDAR = frozenset(
+    "january february march april may june july august september october november december monday tuesday wednesday "
+    "thursday friday saturday sunday".split()
 )
-DIRECTIONS = {
-    "over": "over",
-    "than": "over",
-    "instead": "over",
-    "rather": "over",
-    "to": "to",
-    "from": "from",
-    "before": "before",
-    "after": "after",
-    "by": "by",
-}
 
 
 def stem(word: str) -> str:
     """A light English stem, for comparing two statements (the index has its own)."""
-    for suffix, least, ending in (("ies", 5, "y"), ("sses", 6, "ss"), ("s", 4, "")):
-        if word.endswith(suffix) and len(word) >= least and not word.endswith(("ss", "us", "is")):
-            word = word[: -len(suffix)] + ending
-            break
+    if len(word) > 4 and word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
     for suffix, least in (("ing", 6), ("ed", 5), ("er", 6)):
         if word.endswith(suffix) and len(word) >= least and not word.endswith("eed"):
             word = word[: -len(suffix)]
             word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsz" else word
             break
     return word[:-1] if len(word) > 4 and word.endswith("e") else word
+
+
+SYNONYMS = {
+    stem(form): stem(group.split()[0])
+    for group in (
+        "prefer like love enjoy favor want favorite favourite|live reside based located|work job employed "
+        "occupation|buy bought purchase|wife married husband spouse|keep kept store hold held|birthday born "
+        "birth|postgres postgresql|repo repository|directory folder|allergic allergy|interest interested|big "
+        "large|small little|fast quick|because due|fix repair|kid child children|movie film|car automobile|"
+        "begin start|speak talk|send sent|write wrote written|build built|run ran|go went gone|get got|"
+        "need require|doctor physician|phone mobile|photo picture|email mail|holiday vacation|flat apartment"
+    ).split("|")
+    for form in group.split()
+}
 
 
 @dataclass(frozen=True)
@@ -582,13 +585,14 @@ class Statement:
 
 
 ASKS = re.compile(
-    r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)?|wonder(?:s|ed|ing)?|curious|question)\b|^(?:how|what|why|when|where|who|which|is|are|can|could|does|do|did|should|would)\b"
-    r"|\b(?:wants?|wanted) to (?:know|understand)|\bshow(?:s|ed) interest in\b|\u60f3\u77e5\u9053|\u95ee|\u8cea\u554f",
+    r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)?|wonder(?:s|ed|ing)?|curious|question)\b|\bshow(?:s|ed) interest in\b"
+    r"|^(?:how|what|why|when|where|who|which|is|are|can|could|does|do(?! not\b)|did|should|would)\b"
+    r"|\b(?:wants?|wanted) to (?:know|understand)|\u60f3\u77e5\u9053|\u95ee|\u8cea\u554f",
     re.IGNORECASE,
 )
 PREFERS = re.compile(
-    r"\b(?:prefer(?:s|red|ences?)?|likes?|loves?|enjoys?|hates?|dislikes?|favou?rites?|wants? (?!to\b)|always|never|rather|doesn't like|can't stand)\b"
-    r"|\u559c\u6b22|\u8ba8\u538c|\u504f\u597d|\u597d\u304d|\u5acc\u3044",
+    r"\b(?:prefer(?:s|red|ences?)?|likes?|loves?|enjoys?|hates?|dislikes?|favou?rites?|wants? (?!to\b)|always|never|rather"
+    r"|doesn't like|can't stand)\b|\u559c\u6b22|\u8ba8\u538c|\u504f\u597d|\u597d\u304d|\u5acc\u3044",
     re.IGNORECASE,
 )
 
@@ -600,41 +604,34 @@ def guess_category(content: str) -> str:
 
 @lru_cache(maxsize=512)
 def statement(text: str) -> Statement:
-    """Take a text apart; only what `same_statement` and `same_topic` compare."""
-    plain = re.sub(
-        r"n't\b",
-        " not",
-        fold(text).replace("cannot", "can not").replace("can't", "can not").replace("no longer", "not"),
-    )
+    """Take a text apart into what `same_statement` and `same_topic` compare."""
+    plain = re.sub(r"n't\b|\bno longer\b", " not", fold(text).replace("cannot", "can not").replace("can't", "can not"))
     plain = re.sub(r"\bused to\b", "used-to", re.sub(r"\b(wants?|wanted) to\b", "want-to", plain))
-    tokens = [NUMBERS.get(t, t) for t in re.findall(r"want-to|used-to|\d+|[^\W\d_]+", plain)]
-    content, words = [], []
-    for token in tokens:
-        kept = token not in FRAME and not token.isdigit()
-        short = stem(token)
-        content.append(SYNONYMS.get(short, SYNONYMS.get(token, short)) if kept and token not in NEGATIONS else "")
-    if any(t in ("dislike", "dislikes", "disliked", "hate", "hates", "hated") for t in tokens):
-        content.append("prefer")
-    words = [w for w in content if w and w not in ("want-to", "used-to")]
-    sides = []
-    for i, token in enumerate(tokens):
-        if token in DIRECTIONS:
-            sides.append(
-                (DIRECTIONS[token], frozenset(filter(None, content[:i])), frozenset(filter(None, content[i + 1 :])))
-            )
-    names = re.findall(r"(?<=[\w,;:\"'] )[A-Z][a-z]+\b", text)
-    negated = sum(t in NEGATIONS for t in tokens) % 2 == 1
-    marks = negated, frozenset(t for t in tokens if t in LIMITS)
-    numbers = tuple(t for t in tokens if t.isdigit())
-    return Statement(
-        frozenset(words),
-        numbers,
-        marks,
-        tuple(sides),
-        tuple(n.lower() for n in names),
-        bool(ASKS.search(text)),
-        bool(UNSPACED.search(text)),
+    tokens = [NUMBERS.get(token, token) for token in re.findall(r"want-to|used-to|\d+|[^\W\d_]+", plain)]
+    content = [SYNONYMS["like"] if token in DISLIKES else _canonical(token) for token in tokens]
+    sides = (
+        (DIRECTIONS[token], frozenset(content[:i]) - {""}, frozenset(content[i + 1 :]) - {""})
+        for i, token in enumerate(tokens)
+        if token in DIRECTIONS
     )
+    names = (name.lower() for name in re.findall(r"(?<=[\w,;:\"'] )[A-Z][a-z]+\b", text))
+    return Statement(
+        words=frozenset(content) - {""},
+        numbers=tuple(token for token in tokens if token.isdigit()),
+        marks=(sum(token in NEGATIONS for token in tokens) % 2 == 1, frozenset(tokens) & LIMITS),
+        sides=tuple(sides),
+        names=tuple(name for name in names if name not in CALENDAR),
+        asks=bool(ASKS.search(text)),
+        unspaced=bool(UNSPACED.search(text)),
+    )
+
+
+def _canonical(token: str) -> str:
+    """The word a token stands for, "" where it has no substance of its own."""
+    if token.isdigit() or (token in FRAME and token not in CALENDAR) or token in NEGATIONS or token in LIMITS:
+        return ""
+    short = stem(token)
+    return SYNONYMS.get(short, short)
 
 
 def _reversed(a: Statement, b: Statement) -> bool:
@@ -780,6 +777,7 @@ ALIASES = {
     }.items()
     for alias in aliases.split()
 }
+FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
 POOL = 200  # memories looked at closely for one recall
 WORSE = 0.4  # of the last shown match: what matches less cannot come up
 NEIGHBOURS = {-1: 0.25, 1: 0.25, -2: 0.1, 2: 0.1}  # share of the match of what was said just before and after
@@ -1017,7 +1015,7 @@ class MemoryStore:
             return [(found[0], 1.0)]
         units = query_units(draft["content"], REPEAT_WORDS)
         matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings)
-        least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match
+        least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match / 2
         best = nlargest(
             16, (i for i, m in matches.items() if m >= least and i not in replaced), key=lambda i: (matches[i], -i)
         )
@@ -1257,7 +1255,7 @@ class MemoryStore:
         for unit in (unit for unit, n in counts.items() if n == first < bound):
             sql, params = sources[unit]
             counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
-        total = max(self._db.execute("SELECT max(id) FROM memories")[0][0] or 0, *counts.values())
+        total = max(FEW, self._db.execute("SELECT max(id) FROM memories")[0][0] or 0, *counts.values())
         idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
         whole, left = sum(idf.values()), bound
         matches: dict[int, float] = {}
