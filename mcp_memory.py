@@ -126,7 +126,8 @@ class Policy:
                 value = float(text)
                 if not low <= value <= high:
                     raise ValueError(text)
-                values[knob.name] = type(knob.default)(value)
+                kind: Any = type(knob.default)
+                values[knob.name] = kind(value)
             except ValueError:
                 _say(f"{name}={text[:40]!a} is not a number from {low:g} to {high:g}; using {knob.default}")
         policy = cls(**values)
@@ -454,6 +455,13 @@ IRREGULAR = {
     ).split("|")
     for form in group.split()
 }
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what could act on a terminal or a parser written as an escape."""
+    return UNSAFE.sub(lambda m: {"\n": r"\n", "\t": r"\t"}.get(m[0]) or m[0].encode("unicode_escape").decode(), text)
+
+
 QUOTED = 600  # characters of a content shown in a list
 REPEAT_WORDS = 8  # the longest words of a new statement, by which a repeat of it is looked for
 
@@ -1003,9 +1011,9 @@ class MemoryStore:
         if not decided:
             return None
         row = {**row, "id": decided[0][0]}
-        if replaced := [f"#{i}" for i in replaced if i != row["id"]]:
+        if older := [f"#{i}" for i in replaced if i != row["id"]]:
             outcome = "updated"
-            notes.append(f"It replaces {', '.join(replaced)}: kept as history, out of recall; restore takes it back.")
+            notes.append(f"It replaces {', '.join(older)}: kept as history, out of recall; restore takes it back.")
         return Remembered(outcome, _memory(row, now, self.policy), tuple(similar[:3]), " ".join(notes))
 
     def _near(self, draft: Row, replaced: list[int]) -> list[tuple[Row, float]]:
@@ -1489,7 +1497,8 @@ class MemoryStore:
     def _imported(self, record: Row, now: float) -> tuple[Row, list[Row], list[Row]]:
         """A line of an import as a row, its log and its links."""
         notes: list[str] = []
-        draft = self._draft(*(record.get(k) for k in ("content", "category", "keywords", "tags", "source")), notes, now)
+        parts = [record.get(name) for name in ("content", "category", "keywords", "tags", "source")]
+        draft = self._draft(parts[0], parts[1], parts[2], parts[3], parts[4], notes, now)
         times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
         draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
         draft.update(id=record.get("id") and int(record["id"]), project=_line(record.get("project")))
