@@ -530,8 +530,8 @@ def fingerprint(content: str) -> int:
 # Same statement, same topic. Words that carry no substance when somebody says something again:
 FRAME = STOP | frozenset(
     "actually always another ask asked asking asks called curious currently decided each every everyone explain "
-    "help helped instead know knows made mainly make makes mostly name named names now often question questions rather really "
-    "show showed something still take tell thing things title took use used uses using usually wonder wondered "
+    "help helped instead know knows made mainly make makes mostly name named names now often question questions rather "
+    "really show showed something still take tell thing things title took use used uses using usually wonder wondered "
     "wondering wonders".split()
 )
 # Marks of meaning that both sides must share: negations, in several languages since one more is all that "the longer
@@ -1719,7 +1719,7 @@ class MemoryStore:
         meta = dict(self._db.execute("SELECT key, value FROM meta"))
         if (version := int(meta.get("schema", 0))) > SCHEMA_VERSION:
             raise MemoryStoreError(
-                f"{self.path} has schema {version}, written by a newer mcp-decaying-memory; {__version__} knows schemas "
+                f"{self.path} has schema {version}, by a newer mcp-decaying-memory; {__version__} knows schemas "
                 f"up to {SCHEMA_VERSION}. It was not touched: upgrade this program."
             )
         if version < SCHEMA_VERSION:
@@ -2369,9 +2369,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a cp1252 console must not lose the answer
-    if verb == "demo":
-        return _demo()
     try:
+        if verb == "demo":
+            return _demo()
         with store:
             result = _run(store, verb, given)
         if result is not None:
