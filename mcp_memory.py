@@ -105,7 +105,7 @@ class Policy:
     weak_match: float = _knob(0.3, 0, 1)  # below it nothing matched well, and no DEAD memory is shown
     relevance_share: float = _knob(0.3, 0, 1)  # of the rank; the rest is match alone
     recall_postings: int = _knob(5000, 100, 1e7)  # index entries read for one recall
-    repeat_postings: int = _knob(300, 10, 1e6)  # index entries read to find a repeat
+    repeat_postings: int = _knob(100, 10, 1e6)  # index entries read to find a repeat
     query_words: int = _knob(32, 4, 500)  # distinct words of one query
     busy_seconds: float = _knob(10.0, 0, 600)  # patience with another writer
     power_safe: bool = _knob(True, 0, 1)  # fsync at each commit; off: only a power cut can lose the last ones
@@ -467,7 +467,7 @@ def printable(text: str) -> str:
 
 
 QUOTED = 600  # characters of a content shown in a list
-REPEAT_WORDS = 8  # the longest words of a new statement, by which a repeat of it is looked for
+REPEAT_WORDS = 6  # the longest words of a new statement, by which a repeat of it is looked for
 
 
 def _lined(error: Exception) -> str:
@@ -510,8 +510,9 @@ def query_units(text: str, most: int) -> list[str]:
     """
     units: dict[str, None] = {}
     for token in re.findall(r"[^\W_]+(?:[-_./:@\\]+[^\W_]+)*", fold(text[: most * 400])):
-        parts = re.findall(r"[^\W_]+", UNSPACED.sub(lambda m: f" {' '.join(_grams(m[0]))} ", token))
-        if len(parts) > 1 and not UNSPACED.search(token):
+        unspaced = not token.isascii() and UNSPACED.search(token)
+        parts = WORD.findall(UNSPACED.sub(lambda m: f" {' '.join(_grams(m[0]))} ", token) if unspaced else token)
+        if len(parts) > 1 and not unspaced:
             units[" ".join(parts[:12])] = None
         units.update(dict.fromkeys(parts))
     chosen = [unit for unit in units if unit not in STOP] or list(units)
@@ -643,6 +644,7 @@ def statement(text: str) -> Statement:
     )
 
 
+@lru_cache(maxsize=4096)
 def _canonical(token: str) -> str:
     """The word a token stands for, "" where it has no substance of its own."""
     if token.isdigit() or (token in FRAME and token not in CALENDAR) or token in NEGATIONS or token in LIMITS:
@@ -964,7 +966,7 @@ class MemoryStore:
             _joined(tags),
             _line(source, 500),
         )
-        if any(SECRETS.search(part) for part in (text, words, labels, origin)):
+        if SECRETS.search("\n".join((text, words, labels, origin))):
             raise InvalidMemory(
                 "This looks like a password, key or token: nothing was saved. Say where it is kept instead."
             )
@@ -1035,7 +1037,7 @@ class MemoryStore:
             return [(found[0], 1.0)]
         units = query_units(draft["content"], REPEAT_WORDS)
         matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings)
-        least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match / 2
+        least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match
         best = nlargest(
             16, (i for i, m in matches.items() if m >= least and i not in replaced), key=lambda i: (matches[i], -i)
         )
@@ -1261,15 +1263,15 @@ class MemoryStore:
     def _matches(
         self, units: list[str], projects: Sequence[str], bound: int, past: bool = False
     ) -> tuple[dict[int, float], dict[str, float]]:
-        """Share of the units' rarity that each memory holds, 0 to 1, and the shares of units not read to the end.
+        """Share of the units' rarity that each memory holds, 0 to 1, and the shares of units too common to read.
 
-        Read from the rarest unit on, `bound` postings in all. Rarity is the binary idf
-        ln(1 + (N - n + 0.5) / (n + 0.5)) (Robertson and Sparck Jones, 1976).
+        Read from the rarest unit on, `bound` postings in all; of the common rest only memories that hold all of it,
+        or the newest. Rarity is the binary idf ln(1 + (N - n + 0.5) / (n + 0.5)) (Robertson and Sparck Jones, 1976).
         """
         if not units or not projects:
             return {}, {}
         first, hidden = min(bound, 300) + 1, not past and self._hidden(projects)
-        sources = {unit: self._postings(unit, projects, hidden, past) for unit in units}
+        sources = {unit: self._postings([unit], projects, hidden, past) for unit in units}
         found = {unit: self._db.execute(f"{sql} LIMIT {first}", params) for unit, (sql, params) in sources.items()}
         counts = {unit: len(ids) for unit, ids in found.items()}
         for unit in (unit for unit, n in counts.items() if n == first < bound):
@@ -1281,30 +1283,36 @@ class MemoryStore:
         matches: dict[int, float] = {}
         unread: dict[str, float] = {}
         for unit in sorted(units, key=counts.__getitem__):
-            gain, n, ids = idf[unit] / whole, counts[unit], found[unit]
+            gain, n = idf[unit] / whole, counts[unit]
             if n > left:
-                unread[unit], gain = gain, 0.0
-            if n >= first and left > 0:
-                sql, params = sources[unit]
-                ids = self._db.execute(f"{sql} ORDER BY 1 DESC LIMIT {left}", params)
-            for (i,) in ids if left > 0 else ():
+                unread[unit] = gain
+                continue
+            left -= n
+            for (i,) in found[unit] if n < first else self._db.execute(*sources[unit]):
                 matches[i] = matches.get(i, 0.0) + gain
-            left = max(0, left - n)
+        if unread and not matches:
+            for common in (list(unread), list(unread)[:1]):
+                sql, params = self._postings(common, projects, hidden, past)
+                rows = self._db.execute(f"{sql} ORDER BY 1 DESC LIMIT {min(bound, 1000)}", params)
+                if rows:
+                    share = sum(unread.pop(unit) for unit in common)
+                    return {i: share for (i,) in rows}, unread
         return matches, unread
 
-    def _postings(self, unit: str, projects: Sequence[str], hidden: bool, past: bool) -> tuple[str, list[str]]:
-        """The statement for the ids of memories that hold a unit, in the projects given."""
-        forms = [unit, *IRREGULAR.get(unit, ())]
+    def _postings(self, units: list[str], projects: Sequence[str], hidden: bool, past: bool) -> tuple[str, list[str]]:
+        """The statement for the ids of memories that hold all of the units, in the projects given."""
+        forms = [[unit, *IRREGULAR.get(unit, ())] for unit in units]
         if self._indexed and not past:
-            words = " OR ".join(f'"{form}"' for form in forms)
+            words = " AND ".join("(" + " OR ".join(f'"{form}"' for form in group) + ")" for group in forms)
             if hidden:
                 scopes = " OR ".join(f'"{f"{self.space}/{project}".encode().hex()}"' for project in projects)
                 words = f"words : ({words}) AND scope : ({scopes})"
             return "SELECT rowid FROM memories_fts WHERE memories_fts MATCH ?", [words]
-        text = "coalesce(terms, content || ' ' || tags || ' ' || keywords) LIKE ? ESCAPE '\\'"
-        patterns = ["%" + re.sub(r"([\\%_])", r"\\\1", form).replace(" ", "_") + "%" for form in forms]
-        sql = f"SELECT id FROM memories WHERE space = ? AND project IN ({_marks(projects)})"
-        return f"{sql} AND ({' OR '.join([text] * len(forms))})", [self.space, *projects, *patterns]
+        held = "coalesce(terms, content || ' ' || tags || ' ' || keywords) LIKE ? ESCAPE '\\'"
+        likes = " AND ".join(f"({' OR '.join([held] * len(group))})" for group in forms)
+        escaped = (re.sub(r"([\\%_])", r"\\\1", form).replace(" ", "_") for group in forms for form in group)
+        sql = f"SELECT id FROM memories WHERE space = ? AND project IN ({_marks(projects)}) AND {likes}"
+        return sql, [self.space, *projects, *(f"%{form}%" for form in escaped)]
 
     def _hidden(self, projects: Sequence[str]) -> bool:
         """Whether the index holds what this caller may not see: only then must each word be tied to a scope."""
@@ -1822,7 +1830,7 @@ class LocalFile:
         self.path, self.policy = path, policy
         self.lock = threading.RLock()
         self.scrub_due = False
-        with self._plain_errors():
+        with self:
             self.read_only = self._make()
             self._db = self._connect()
             try:
@@ -1874,12 +1882,12 @@ class LocalFile:
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] = ()) -> list[Any]:
         """The rows of one statement."""
-        with self.lock, self._plain_errors():
+        with self:
             return self._db.execute(sql, params).fetchall()
 
     def batch(self, statements: Statements) -> list[list[Any]]:
         """The rows of each statement, all run in one transaction or none."""
-        with self.lock, self._plain_errors():
+        with self:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 results = [self._db.execute(sql, params).fetchall() for sql, params in statements]
@@ -1892,14 +1900,14 @@ class LocalFile:
 
     def scrub(self, patience: float = 1.0) -> None:
         """Empty the write-ahead log, so that erased text is in no byte of it; due again while others read."""
-        with self.lock, self._plain_errors():
+        with self:
             self._db.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
             self.scrub_due = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
             self._db.execute(f"PRAGMA busy_timeout = {int(self.policy.busy_seconds * 1000)}")
 
     def copy_to(self, path: str) -> None:
         """Copy the whole database to a file that stands alone."""
-        with self.lock, self._plain_errors():
+        with self:
             target = sqlite3.connect(path)
             try:
                 self._db.backup(target)
@@ -1946,16 +1954,17 @@ class LocalFile:
         found += ["on a Windows or network mount: use it from one side only"] * self._foreign()
         return found + ["read-only"] * self.read_only
 
-    @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
-        """Every sqlite or file error as one of ours: what happened, what was kept, what to do."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as exc:
-            text = str(exc).lower()
-            kind = StoreBusy if "locked" in text or "busy" in text else MemoryStoreError
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Turn an sqlite or file error into one of ours: what happened, what was kept, what to do."""
+        self.lock.release()
+        if isinstance(error, (sqlite3.Error, OSError)):
+            text = str(error).lower()
+            busy = "locked" in text or "busy" in text
             advice = next((words for sign, words in ADVICE.items() if re.search(sign, text)), "Nothing was saved.")
-            raise kind(f"{advice} ({self.path}: {exc})") from exc
+            raise (StoreBusy if busy else MemoryStoreError)(f"{advice} ({self.path}: {error})") from error
 
 
 ADVICE = {
