@@ -29,7 +29,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -167,7 +167,7 @@ class StoreBusy(MemoryStoreError):
 # --- Relevance ---
 
 DAY = 86400.0
-CLOCK_SLACK = 2 * DAY
+CLOCK_SKEW, CLOCK_SLACK = 60.0, 2 * DAY
 DEFAULT = Policy()
 
 
@@ -237,14 +237,16 @@ def mention(was: Counted, now: float, expired: bool = False, policy: Policy = DE
     """Count one more mention at `now` (UTC seconds): the outcome and the new state.
 
     noted: within the debounce window, not counted. reborn: it was DEAD or expired and starts over.
-    promoted: a question or one-time became an interest. reinforced: everything else. A stamp in the future always
-    counts; it stays when the clock was set back by up to CLOCK_SLACK, else a wrong clock would keep it fresh for years.
+    promoted: a question or one-time became an interest. reinforced: everything else. A stamp in the future counts,
+    beyond the CLOCK_SKEW between two programs that speak at once; it stays when the clock was set back by up to
+    CLOCK_SLACK, else a wrong clock would keep a memory fresh for years.
     """
     since = now - was.mentioned_at
     value = relevance(was.category, was.mentions, since / DAY, policy)
     if expired or status(value, policy) == "DEAD":
         return "reborn", Counted(was.first_category, was.first_category, 1, now)
-    if 0 <= since < policy.debounce_hours * 3600:
+    window = policy.debounce_hours * 3600
+    if -min(CLOCK_SKEW, window) < since < window:
         return "noted", was
     mentions = was.mentions + 1
     now = was.mentioned_at if 0 < -since <= CLOCK_SLACK else now
@@ -431,16 +433,17 @@ UNSPACED = re.compile(  # Thai, Lao, Burmese, Hangul, Khmer, Kana, Han
 SYMBOLS = re.compile("[\u2190-\u2bff\U0001f000-\U0001faff]")  # arrows to emoji, which the tokenizer would drop
 QUOTES = str.maketrans("\u2018\u2019\u201b\u2032\u201c\u201d\u2010\u2011\u2012\u2013\u2014\u2212", "''''\"\"------")
 STOP = frozenset(
-    "a about again all also am an and any are as at be because been being but by can could d did do does doing don "
-    "for from get got had has have having he her here hers him his how i if in into is it its just ll m may me might "
-    "more most my no nor not of off on or our out over please re s shall she should so some such t than that the "
-    "their them then there these they this those to too user users ve very was we were what when where which while "
-    "who whom whose why will with would you your yours".split()
+    "a about again against all also am an and any are as at be because been being but by can could d did do does "
+    "doing don for from get got had has have having he her here hers him his how i if in into is it its just ll m "
+    "may me might more most my no nor not of off on or our out over please re s shall she should so some such t "
+    "than that the their them then there these they this those to too user users ve very was we were what when "
+    "where which while who whom whose why will with would you your yours".split()
 )
 SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{20,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bnpm_\w{30,}|\bpypi-\w{30,}|\bhf_\w{30,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}|\bpypi-\w{30,}|\bhf_\w{30,}"
     r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}|\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}|://[^\s/:@]+:[^\s/@]{3,}@"
+    r"|authorization:\s*basic\s+\S{12,}|aws_secret_access_key\W+[\w/+]{30,}"
     r"|(?:api[_ -]?key|secret|token|passw(?:or)?d)[\"']?\s*[:=]\s*[\"']?(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
 )
@@ -528,12 +531,13 @@ def fingerprint(content: str) -> int:
     return int.from_bytes(hashlib.blake2b(same.encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True)
 
 
-# Same statement, same topic. Words that carry no substance when somebody says something again:
-FRAME = STOP | frozenset(
-    "actually always another ask asked asking asks called curious currently decided each every everyone explain "
-    "help helped instead know knows made mainly make makes mostly name named names now often question questions rather "
-    "really show showed something still take tell thing things title took use used uses using usually wonder wondered "
-    "wondering wonders".split()
+# Same statement, same topic. Words without any meaning of their own when somebody says something again:
+EMPTY = frozenset(
+    "a actually also always an another are ask asked asking asks be because been being called curious currently "
+    "decided do does due explain has have help helped i instead is it its just know known knows mainly me mostly "
+    "my name named names now of often our over question questions rather really s show showed something still tell "
+    "than that the their them then there these they thing things this those title to u user users usually very we "
+    "wonder wondered wondering wonders you your".split()
 )
 # Marks of meaning that both sides must share: negations, in several languages since one more is all that "the longer
 # wording says it better" may not swallow, then moods and restrictions.
@@ -544,17 +548,20 @@ NEGATIONS = frozenset(
     "\u0431\u0435\u0437".split()
 )
 LIMITS = frozenset(
-    "almost but except ex fail failed fails former formerly going hope hoped hopes if intend intends might nearly "
-    "only partly plan planned planning plans previously rarely seldom sometimes tomorrow unless until used-to "
-    "want-to will would yesterday".split()
+    "almost barely but ex except fail failed fails few former formerly going had hardly hope hoped hopes if intend "
+    "intends less might more nearly only partly plan planned planning plans previously rarely scarcely seldom "
+    "sometimes tomorrow unless until used-to want-to was were will would yesterday".split()
 )
+# Small words may be added, not exchanged: "on" is not "off", "his" not "her".
+SMALL = STOP | frozenset("each every everyone made make makes take takes took use used uses using".split())
+SMALL -= EMPTY | NEGATIONS | LIMITS
 DISLIKES = frozenset("dislike dislikes disliked hate hates hated".split())
 NUMBERS = {
     w: str(i) for i, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())
 }
-DIRECTIONS = {w: w for w in "over to from before after by".split()} | dict.fromkeys(
-    ("than", "instead", "rather"), "over"
-)
+DIRECTIONS = {word: word for word in "over to from before after by not".split()}
+DIRECTIONS |= dict.fromkeys(("than", "instead", "rather"), "over") | {"never": "not"}
+UNITS = r"(?:%|\u20ac|\$|\u00a3|ms|am|pm|km|kg|mb|gb|min|[smhdgk])(?!\w)"
 CALENDAR = frozenset(
     "january february march april may june july august september october november december monday tuesday wednesday "
     "thursday friday saturday sunday".split()
@@ -589,22 +596,22 @@ SYNONYMS = {
 }
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """A text taken apart for comparison."""
 
     words: frozenset[str]  # of substance, canonical
-    numbers: tuple[str, ...]
-    marks: tuple[bool, frozenset[str]]  # negated or not, moods and restrictions
-    sides: tuple[tuple[str, frozenset[str], frozenset[str]], ...]  # direction word, what stands before, what after
+    order: tuple[str, ...]  # the same as they come
+    small: frozenset[str]
+    numbers: tuple[str, ...]  # with sign and unit; also single capital letters
+    marks: frozenset[str]  # negation, moods, restrictions, asking
+    sides: tuple[tuple[str, frozenset[str], frozenset[str]], ...]  # direction word, what stands before it, what after
     names: tuple[str, ...]
-    asks: bool
-    unspaced: bool
 
 
 ASKS = re.compile(
     r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)?|wonder(?:s|ed|ing)?|curious|question)\b|\bshow(?:s|ed) interest in\b"
-    r"|^(?:how|what|why|when|where|who|which|is|are|can|could|does|do(?! not\b)|did|should|would)\b"
+    r"|^(?:how|what|why|when|where|who|which) (?:is|are|was|were|do|does|did|can|could|should|would|to|many|much)\b"
+    r"|^(?:is|are|can|could|does|do|did|should|would) (?:i|you|we|he|she|it|they|there|the|this|that|my|your|users?)\b"
     r"|\b(?:wants?|wanted) to (?:know|understand)|\u60f3\u77e5\u9053|\u95ee|\u8cea\u554f",
     re.IGNORECASE,
 )
@@ -625,75 +632,78 @@ def statement(text: str) -> Statement:
     """Take a text apart into what `same_statement` and `same_topic` compare."""
     plain = re.sub(r"n't\b|\bno longer\b", " not", fold(text).replace("cannot", "can not").replace("can't", "can not"))
     plain = re.sub(r"\bused to\b", "used-to", re.sub(r"\b(wants?|wanted) to\b", "want-to", plain))
-    tokens = [NUMBERS.get(token, token) for token in re.findall(r"want-to|used-to|\d+|[^\W\d_]+", plain)]
+    plain = re.sub(rf"(\d)\s+(?={UNITS})", r"\1", plain)
+    pattern = rf"want-to|used-to|(?:(?<![\w.)-])-)?\d+{UNITS}|(?:(?<![\w.)-])-)?\d+|[^\W\d_]+"
+    tokens = [NUMBERS.get(token, token) for token in re.findall(pattern, plain)]
     content = [SYNONYMS["like"] if token in DISLIKES else _canonical(token) for token in tokens]
+    order = tuple(filter(None, content))
     sides = (
         (DIRECTIONS[token], frozenset(content[:i]) - {""}, frozenset(content[i + 1 :]) - {""})
         for i, token in enumerate(tokens)
         if token in DIRECTIONS
     )
-    names = (name.lower() for name in re.findall(r"(?<=[\w,;:\"'] )[A-Z][a-z]+\b", text))
+    marks = {token for token in tokens if token in LIMITS}
+    marks |= {"not"} if sum(token in NEGATIONS for token in tokens) % 2 else set()
+    marks |= {"?"} if ASKS.search(text) else set()
+    letters = re.findall(r"(?<=\w )[B-HJ-Z]\b(?![.'+#])|(?<=\w )A$", text)
     return Statement(
-        words=frozenset(content) - {""},
-        numbers=tuple(token for token in tokens if token.isdigit()),
-        marks=(sum(token in NEGATIONS for token in tokens) % 2 == 1, frozenset(tokens) & LIMITS),
+        words=frozenset(order),
+        order=order,
+        small=frozenset("all" if token in ("each", "every") else token for token in tokens if token in SMALL),
+        numbers=(*(token for token in tokens if token.lstrip("-")[:1].isdigit()), *letters),
+        marks=frozenset(marks),
         sides=tuple(sides),
-        names=tuple(name for name in names if name not in CALENDAR),
-        asks=bool(ASKS.search(text)),
-        unspaced=bool(UNSPACED.search(text)),
+        names=tuple(name for word in re.findall(r"\b[A-Z][a-z]+\b", text) if (name := word.lower()) not in CALENDAR),
     )
 
 
 @lru_cache(maxsize=4096)
 def _canonical(token: str) -> str:
     """The word a token stands for, "" where it has no substance of its own."""
-    if token.isdigit() or (token in FRAME and token not in CALENDAR) or token in NEGATIONS or token in LIMITS:
+    small = token in SMALL | EMPTY | NEGATIONS | LIMITS
+    if token.lstrip("-")[:1].isdigit() or (small and token not in CALENDAR):
         return ""
     short = stem(token)
     return SYNONYMS.get(short, short)
 
 
 def _reversed(a: Statement, b: Statement) -> bool:
+    """Whether the same words stand the other way round: "tabs over spaces", "Mia told Ben", "dog bites postman"."""
     for kind, before, after in a.sides:
-        for other, left, right in b.sides:
-            if kind == other and before & right and after & left:
-                return True
+        if any(kind == other and before & right and after & left for other, left, right in b.sides):
+            return True
     shared = set(a.names) & set(b.names)
-    return [n for n in a.names if n in shared] != [n for n in b.names if n in shared]
+    if [name for name in a.names if name in shared] != [name for name in b.names if name in shared]:
+        return True
+    return len(a.order) > 2 and (a.order[0], a.order[-1]) == (b.order[-1], b.order[0])
 
 
 def same_statement(one: str, other: str) -> bool:
     """Whether two texts say the same, or one says the same with more words. Precision first.
 
-    Refused when each has a word of substance that the other lacks, or when numbers, negation, moods, direction
-    ("tabs over spaces") or the mode (asking, stating) differ. One side may add only to a long enough other:
-    Jaccard of at least 0.65 with three shared words.
+    Refused when each has a word that the other lacks, or when numbers, negation, moods, direction ("tabs over spaces")
+    or the mode (asking, stating) differ. One side may add only to a long enough other: Jaccard of at least 0.65 with
+    three shared words. Scripts without spaces: only another punctuation is the same.
     """
     a, b = statement(one), statement(other)
-    if a.asks != b.asks or a.numbers != b.numbers or a.marks != b.marks or not a.words or not b.words:
+    if a.marks != b.marks or a.numbers != b.numbers or not a.words or not b.words:
         return False
-    if a.words == b.words:
-        return not (a.unspaced or b.unspaced or _reversed(a, b)) or _spelled(one) == _spelled(other)
-    shared = a.words & b.words
-    if a.unspaced or b.unspaced or (a.words - b.words and b.words - a.words) or _reversed(a, b):
+    if UNSPACED.search(one) or UNSPACED.search(other):
+        return re.sub(r"[\W_]+", "", fold(one)) == re.sub(r"[\W_]+", "", fold(other))
+    exchanged = (a.words - b.words and b.words - a.words) or (a.small - b.small and b.small - a.small)
+    if exchanged or _reversed(a, b):
         return False
-    return len(shared) >= 3 and len(shared) / len(a.words | b.words) >= 0.65
-
-
-def _spelled(text: str) -> str:
-    return re.sub(r"[\W_]+", "", fold(text)) + "?" * bool(ASKS.search(text))
+    shared = len(a.words & b.words)
+    return a.words == b.words or (shared >= 3 and shared / len(a.words | b.words) >= 0.65)
 
 
 def same_topic(new: str, old: str) -> bool:
     """Whether a question has no salient word that the older one lacks: "about Python", "a Python web scraper"."""
+    if UNSPACED.search(new) or UNSPACED.search(old):
+        return False
     a, b = statement(new), statement(old)
-    return (
-        bool(a.words)
-        and a.words <= b.words
-        and a.numbers == b.numbers
-        and a.marks[0] == b.marks[0]
-        and not (a.unspaced or b.unspaced)
-    )
+    denied = {"not"} & (a.marks ^ b.marks)
+    return bool(a.words) and a.words <= b.words and a.numbers == b.numbers and not denied
 
 
 DECORATION = re.compile(r"^\s*(?:[-*\u2022]\s*)?#\d+ \[(?:ACTIVE|FADING|DEAD)\] [^\"]*: \"(.*)\"\s*$", re.DOTALL)
@@ -806,6 +816,7 @@ WORSE = 0.4  # of the last shown match: what matches less cannot come up
 NEIGHBOURS = {-1: 0.25, 1: 0.25, -2: 0.1, 2: 0.1}  # share of the match of what was said just before and after
 NAMED = 1.5  # a memory that opens with a name of the question
 COUNTED = 2001  # counting stops here, so that it costs the same in a large store
+Imported = tuple[Row, list[Row], list[tuple[str, int, float]]]  # a row, its log, its links
 Statements = Iterable[tuple[str, Mapping[str, Any] | Sequence[Any]]]
 
 
@@ -872,6 +883,12 @@ def _labels(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for part in parts if (label := _line(part).replace(",", " ").lower())))
 
 
+def _whole(value: Any) -> int:
+    if not -(2**63) <= (number := int(value)) < 2**63:
+        raise InvalidMemory(f"the number {number:.3g} is out of range")
+    return number
+
+
 def _joined(value: Any) -> str:
     return ", ".join(_labels(value))
 
@@ -932,14 +949,14 @@ class MemoryStore:
         """
         now = self._begin()
         notes: list[str] = []
-        draft = self._draft(content, category, keywords, tags, source, notes, now)
-        draft["project"] = self._project(project)
+        given = {"content": content, "category": category, "keywords": keywords, "tags": tags, "source": source}
+        draft = self._draft({**given, "project": self._project(project)}, notes, now)
         if expires_at not in (None, ""):
             draft["expires_at"] = when(expires_at, now)
             if draft["expires_at"] <= now:
                 notes.append("It has expired already and is hidden: check expires_at.")
-        given = {kind: ids for kind, ids in zip(KINDS, (updates, extends, derives)) if ids not in (None, "", (), [])}
-        links = [(kind, self._by_id(i)["id"]) for kind, ids in given.items() for i in _ids(ids)]
+        linked = zip(KINDS, (updates, extends, derives))
+        links = [(kind, self._by_id(i)["id"]) for kind, ids in linked for i in _ids(ids)]
         if not links and (echo := self._echo(content)):
             note = "This is a line that recall printed: not counted as a mention."
             return Remembered("noted", _memory(echo, now, self.policy), note=note)
@@ -948,29 +965,25 @@ class MemoryStore:
                 return done
         raise StoreBusy("Other programs keep changing this memory; nothing was saved. Try again.")
 
-    def _draft(
-        self, content: Any, category: Any, keywords: Any, tags: Any, source: Any, notes: list[str], now: float
-    ) -> Row:
-        """A new row from what a caller sent, cleaned and checked."""
+    def _draft(self, given: Mapping[str, Any], notes: list[str], now: float) -> Row:
+        """A new row from what a caller or a line of an import says, cleaned and checked."""
+        content = given.get("content")
         text = strip_decoration(_clean("" if content is None else content).strip())
         if not re.search(r"\w", text) and not SYMBOLS.search(text):
             example = 'Give one statement, such as content="User prefers dark mode".'
             raise InvalidMemory(f"Nothing to remember: content is empty. {example}")
         if len(text) > (most := self.policy.max_content):
             raise InvalidMemory(
-                f"The content has {len(text)} characters, {most} are the limit: nothing was saved. Split it."
+                f"The content has {len(text)} characters, {most} is the limit: nothing was saved. Split it."
             )
-        kind, words, labels, origin = (
-            self._kind(category, text, notes),
-            _joined(keywords),
-            _joined(tags),
-            _line(source, 500),
-        )
-        if SECRETS.search("\n".join((text, words, labels, origin))):
+        words, labels, kind = _joined(given.get("keywords")), _joined(given.get("tags")), given.get("category")
+        project, origin = _line(given.get("project")), _line(given.get("source"), 500)
+        if SECRETS.search("\n".join((text, words, labels, project, origin))):
             raise InvalidMemory(
                 "This looks like a password, key or token: nothing was saved. Say where it is kept instead."
             )
-        draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": "", "content": text, "mentions": 1}
+        kind = self._kind(kind, text, notes)
+        draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": project, "content": text, "mentions": 1}
         draft.update(category=kind, first_category=kind, created_at=now, mentioned_at=now, source=origin or None)
         draft.update(tags=labels, keywords=words, terms=index_terms(text, labels, words), fingerprint=fingerprint(text))
         draft["forward"] = forward(kind, 1, now, self.policy)
@@ -1098,6 +1111,8 @@ class MemoryStore:
         """The memory whose printed line this is, where every line of the content is such a line."""
         echoed: list[Row] = []
         for line in filter(str.strip, str(content).splitlines()):
+            if line.startswith(DATA) or re.match(r"\d+\+? more: ", line):
+                continue
             head = re.match(r"\W*(?:memory\s*)?#(\d{1,18})\b", line, re.IGNORECASE)
             rows = self._reachable([int(head[1])]) if head else []
             text = rows[0]["content"] if rows else ""
@@ -1119,9 +1134,10 @@ class MemoryStore:
         """
         now = self._begin()
         text = _clean("" if query is None else query).strip()
-        number = re.fullmatch(r"(?:memory\s*)?#\s*(\d{1,18})", text, re.IGNORECASE)
-        if number and (rows := self._reachable([int(number[1])])):
-            return self._explained(rows[0], now if at in (None, "") else when(at, now))
+        if number := re.fullmatch(r"(?:memory\s*)?#\s*(\d{1,18})", text, re.IGNORECASE):
+            rows = self._reachable([int(number[1])])
+            moment = now if at in (None, "") else when(at, now)
+            return self._explained(rows[0], moment) if rows else Recalled((), 0, f"There is no memory #{number[1]}.")
         seen, most = self._view(now, category, tags, project, since, until, at), self._limit(limit)
         units = query_units(text, self.policy.query_words)
         if not units:
@@ -1382,10 +1398,12 @@ class MemoryStore:
         self._db.scrub()
         return _memory(row, now, self.policy)
 
-    def unscrubbed(self) -> str:
-        """What to say where erased text is still in the write-ahead log, since another program is reading; else ""."""
-        due = self._file is not None and self._file.scrub_due
-        return "\nAnother program is reading the file: its log still holds the text until that closes." if due else ""
+    def forget_told(self, target: Any) -> str:
+        """`forget`, told in words with the whole text erased; and whether the log of the file still holds it."""
+        gone = self.forget(target)
+        whole = f"\nwhole text: {quoted(gone.content, len(gone.content))}" if len(gone.content) > QUOTED else ""
+        due = "\nAnother program is reading the file: its log still holds the text until that closes."
+        return f"Erased for good: {gone}{whole}{due * (self._file is not None and self._file.scrub_due)}"
 
     def _meant(self, target: Any, now: float) -> Row:
         """The one memory a caller means by an id or an exact text."""
@@ -1471,7 +1489,7 @@ class MemoryStore:
         """
         self._begin()
         if isinstance(file, (str, os.PathLike)):
-            with _new_file(locate(file), overwrite) as part, open(part, "w", encoding="utf-8", newline="\n") as out:
+            with self._beside(locate(file), overwrite) as part, open(part, "w", encoding="utf-8", newline="\n") as out:
                 return self.export(out)
         n, last, (where, params) = 0, 0, self._reach()
         while rows := self._rows(f"{where} AND id > ? ORDER BY id LIMIT 500", *params, last):
@@ -1479,6 +1497,11 @@ class MemoryStore:
                 file.write(json.dumps(self._exported(row), ensure_ascii=False) + "\n")
             n, last = n + len(rows), rows[-1]["id"]
         return n
+
+    def _beside(self, path: str, overwrite: bool) -> AbstractContextManager[str]:
+        if os.path.exists(path) and os.path.exists(self.path) and os.path.samefile(path, self.path):
+            raise MemoryStoreError("This would overwrite the memories themselves; name another file.")
+        return _new_file(path, overwrite)
 
     def _exported(self, row: Row) -> Row:
         log = self._db.execute(
@@ -1509,7 +1532,7 @@ class MemoryStore:
         for number, line in enumerate(file, 1):
             try:
                 drafts += [self._imported(json.loads(line), now)] if line.strip() else []
-            except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as exc:
                 bad.append(f"line {number}: {exc if isinstance(exc, MemoryStoreError) else 'not one memory as JSON'}")
         if bad:
             raise InvalidMemory(f"Nothing was imported. Bad lines: {len(bad)}. {'; '.join(bad[:10])}")
@@ -1517,30 +1540,29 @@ class MemoryStore:
         self._db.batch(self._merge(drafts, changed))
         return changed[0]
 
-    def _imported(self, record: Row, now: float) -> tuple[Row, list[Row], list[Row]]:
+    def _imported(self, record: Row, now: float) -> Imported:
         """A line of an import as a row, its log and its links."""
-        notes: list[str] = []
-        parts = [record.get(name) for name in ("content", "category", "keywords", "tags", "source")]
-        draft = self._draft(parts[0], parts[1], parts[2], parts[3], parts[4], notes, now)
+        draft = self._draft(record, [], now)
         times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
         draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
-        draft.update(id=record.get("id") and int(record["id"]), project=_line(record.get("project")))
+        draft["id"] = _whole(record.get("id") or 0) or None
         draft["mentioned_at"] = max(draft["mentioned_at"] if record.get("mentioned_at") else 0.0, draft["created_at"])
-        draft["mentions"] = max(1, int(record.get("mentions") or 1))
+        draft["mentions"] = max(1, _whole(record.get("mentions") or 1))
         if record.get("first_category") in self.policy.categories:
             draft["first_category"] = record["first_category"]
         draft["forward"] = forward(draft["category"], draft["mentions"], draft["mentioned_at"], self.policy)
-        log = [
-            {**{k: entry.get(k) for k in LOG}, "mentioned_at": when(entry["mentioned_at"], now)}
-            for entry in record.get("mention_log") or ()
-        ]
-        links = [
-            {"kind": link["kind"], "to_id": int(link["to_id"]), "created_at": when(link["created_at"], now)}
-            for link in record.get("links") or ()
-        ]
+        log: list[Row] = [{name: entry.get(name) for name in LOG} for entry in record.get("mention_log") or ()]
+        for entry in log:
+            said = draft["fingerprint"] if entry["content"] is None else fingerprint(_clean(entry["content"]))
+            entry.update(mentioned_at=when(entry["mentioned_at"], now), counted=bool(entry["counted"]))
+            entry["fingerprint"] = said if entry["fingerprint"] is None else _whole(entry["fingerprint"])
+        made = record.get("links") or ()
+        links = [(link["kind"], _whole(link["to_id"]), when(link["created_at"], now)) for link in made]
+        if any(kind not in KINDS for kind, _, _ in links):
+            raise InvalidMemory(f"a link must be one of {', '.join(KINDS)}")
         return draft, log, links
 
-    def _merge(self, drafts: list[tuple[Row, list[Row], list[Row]]], changed: list[int]) -> Iterator[tuple[str, Row]]:
+    def _merge(self, drafts: list[Imported], changed: list[int]) -> Iterator[tuple[str, Row]]:
         """The statements of an import; a row is found again by text and creation, since new ids are not known."""
         born: dict[int, Row] = {}
         twins = """space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NULL AND ? IS NULL
@@ -1568,18 +1590,16 @@ class MemoryStore:
                     yield f"UPDATE memories SET {_assigned(after)} WHERE id = :id", {**after, "id": twin["id"]}
             yield from ((IMPORT_LOG, {**where, **entry}) for entry in log)
         for draft, _, links in drafts:
-            for link in links:
-                if (here := born.get(draft["id"])) and (there := born.get(link["to_id"])):
+            for kind, to_id, created_at in links:
+                if (here := born.get(draft["id"])) and (there := born.get(to_id)):
                     target = {"to_project": there["project"], "to": there["of"], "to_born": there["born"]}
-                    yield IMPORT_LINK, {**here, **target, "kind": link["kind"], "created_at": link["created_at"]}
+                    yield IMPORT_LINK, {**here, **target, "kind": kind, "created_at": created_at}
 
     def backup(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
         """Copy the whole store, also while others write, to one file that stands alone; returns its path."""
         self._begin()
         target = locate(path)
-        if os.path.exists(target) and os.path.samefile(target, self.path):
-            raise MemoryStoreError("The backup would overwrite the memories themselves; name another file.")
-        with _new_file(target, overwrite) as part:
+        with self._beside(target, overwrite) as part:
             self._db.copy_to(part)
         return target
 
@@ -1644,7 +1664,7 @@ class MemoryStore:
     def _projects(self, project: Any = None) -> list[str]:
         if chosen := self._project(project):
             return [chosen, ""]
-        return [p for (p,) in self._db.execute(PROJECTS, (self.space,))]
+        return [p for (p,) in self._db.execute(PROJECTS, (self.space,))] or [""]
 
     def _reach(self) -> tuple[str, tuple[str, ...]]:
         """What this caller may read and change at all, as a WHERE clause: the one place that decides it."""
@@ -1687,6 +1707,8 @@ class MemoryStore:
         with self._lock:
             if self._file and self._file.replaced():
                 _say(f"{self._file.path} was removed or replaced; opening what is there now")
+                with suppress(MemoryStoreError):
+                    self._file.scrub()  # or its log would be replayed into the file that took its place
                 self.close()
             if self._file is None:
                 self._file, self._meta = LocalFile(locate(self._given), self.policy), {}
@@ -1712,10 +1734,6 @@ class MemoryStore:
     def _prepare(self) -> None:
         """Create or migrate the tables and the index, each in one transaction that others see whole or not at all."""
         names = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
-        if names and not {"memories", "meta"} <= names:
-            raise MemoryStoreError(
-                f"{self.path} is a database of another program; it was not touched. Choose another file."
-            )
         if not names:
             first = (
                 ("schema", str(SCHEMA_VERSION)),
@@ -1724,8 +1742,11 @@ class MemoryStore:
             )
             once = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
             self._db.batch([*((sql, ()) for sql in SCHEMA), *((once, pair) for pair in first)])
-        meta = dict(self._db.execute("SELECT key, value FROM meta"))
-        if (version := int(meta.get("schema", 0))) > SCHEMA_VERSION:
+        ours = not names or {"memories", "mention_log", "links", "meta"} <= names
+        meta = dict(self._db.execute("SELECT key, value FROM meta")) if ours else {}
+        if not str(meta.get("schema", "")).isdigit():
+            raise MemoryStoreError(f"{self.path} is a database of another program; it was not touched. Choose another.")
+        if (version := int(meta["schema"])) > SCHEMA_VERSION:
             raise MemoryStoreError(
                 f"{self.path} has schema {version}, by a newer mcp-decaying-memory; {__version__} knows schemas "
                 f"up to {SCHEMA_VERSION}. It was not touched: upgrade this program."
@@ -1741,6 +1762,8 @@ class MemoryStore:
                 [*FULL_TEXT, rebuild] if self._db.full_text else NO_FULL_TEXT
             )  # else its triggers would fail every write
             self._db.batch([*((sql, ()) for sql in steps), (KEEP_META, ("index", wanted))])
+        if not self._db.full_text:
+            _say("this SQLite has no FTS5, or MCP_MEMORY_FULL_TEXT is off: searching without an index")
 
     def _migrate(self, version: int) -> None:
         copy = f"{self.path}.schema{version}.backup"
@@ -1769,7 +1792,7 @@ def _dumped(categories: Mapping[str, Category]) -> str:
 
 
 def _ids(value: Any) -> list[Any]:
-    parts = value if isinstance(value, (list, tuple)) else re.split(r"[,;\s]+", str(value).strip("[] "))
+    parts = value if isinstance(value, (list, tuple)) else re.split(r"[,;\s]+", str(value or "").strip("[] "))
     return [part for part in parts if str(part).strip()]
 
 
@@ -1911,7 +1934,6 @@ class LocalFile:
             target = sqlite3.connect(path)
             try:
                 self._db.backup(target)
-                target.execute("PRAGMA journal_mode = DELETE")
             finally:
                 target.close()
 
@@ -2055,11 +2077,15 @@ def build_server(store: MemoryStore) -> Any:
     """An MCP server (FastMCP of mcp 1.x, MCPServer of 2.x) over a store: three tools, resources, prompts."""
     try:
         from mcp.server.mcpserver import MCPServer as Server
-        from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+
+        named = {"version": __version__}
     except ModuleNotFoundError:
         from mcp.server.fastmcp import FastMCP as Server
-        from mcp.server.fastmcp.exceptions import ToolError
+        from mcp.server.fastmcp.exceptions import ResourceError, ToolError
         from mcp.server.fastmcp.server import Settings
+
+        named = {}
 
         Settings.model_config["env_file"] = None  # a .env of the folder a client starts us in is not ours to read
     from typing import Annotated
@@ -2095,10 +2121,10 @@ def build_server(store: MemoryStore) -> Any:
         return answered(lambda: store.recall(query, limit=limit, **given))
 
     def forget(target: str = "") -> str:
-        return answered(lambda: f"Erased for good: {store.forget(target)}{store.unscrubbed()}")
+        return answered(lambda: store.forget_told(target))
 
-    server = Server("memory", instructions=INSTRUCTIONS, log_level="WARNING")
-    with suppress(AttributeError):
+    server = Server("memory", instructions=INSTRUCTIONS, log_level="CRITICAL", **named)  # its warnings quote requests
+    if not named:
         server._mcp_server.version = __version__
     for tool, about, hints in (
         (remember, REMEMBER, {"destructiveHint": False, "idempotentHint": False}),
@@ -2111,11 +2137,11 @@ def build_server(store: MemoryStore) -> Any:
                 tool.__annotations__[name] = Annotated[kind, taken, Field(description=PARAMETERS[name])]
         notes = ToolAnnotations.model_validate({**hints, "openWorldHint": False})
         server.add_tool(tool, description=about.replace("\n", " "), annotations=notes, structured_output=False)
-    _add_resources(server, store)
+    _add_resources(server, store, ResourceError)
     return server
 
 
-def _add_resources(server: Any, store: MemoryStore) -> None:
+def _add_resources(server: Any, store: MemoryStore, missing: type[Exception]) -> None:
     def summary() -> str:
         return render(store.recall("", limit=20), store.policy.reply_budget)
 
@@ -2132,7 +2158,10 @@ def _add_resources(server: Any, store: MemoryStore) -> None:
         return "\n".join(lines)
 
     def memory(id: str) -> str:
-        return render(store.recall(f"#{id}"), store.policy.reply_budget)
+        try:
+            return render(store.recall(f"#{store.get(id).id}"), store.policy.reply_budget)
+        except MemoryStoreError as exc:
+            raise missing(_lined(exc)) from exc
 
     for uri, function, about in (
         ("memory://summary", summary, "The most relevant memories now"),
@@ -2165,7 +2194,7 @@ class _Lines(io.BufferedIOBase):
         line = bytes(self._raw.readline()).removeprefix(b"\xef\xbb\xbf")
         if b"\\ud" in line.lower():
             with suppress(ValueError):
-                text = json.dumps(json.loads(line), ensure_ascii=False)
+                text = json.dumps(json.loads(line.decode("utf-8", "replace")), ensure_ascii=False)
                 return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() + b"\n"
         return line
 
@@ -2265,6 +2294,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+TIMES = ("--at", "--since", "--until", "--expires-at")
 OPTIONS: dict[str, dict[str, Any]] = {
     "--at": {"metavar": "TIME", "help": "look at another time: 2026-05-31, +60d"},
     "--force": {"action": "store_true", "help": "replace an existing file"},
@@ -2281,7 +2311,7 @@ def _numbers(given: Sequence[str]) -> dict[str, float]:
         raise InvalidMemory(f"{example}; nothing was changed.") from None
 
 
-def _run(store: MemoryStore, verb: str, given: dict[str, Any]) -> Any:
+def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) -> Any:
     """Do what the command says with its arguments; returns what to print."""
     text = " ".join(given.pop({"remember": "content", "recall": "query", "forget": "target"}.get(verb, ""), ()))
     file, force = given.pop("file", ""), given.pop("force", False)
@@ -2292,7 +2322,7 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any]) -> Any:
     if verb == "show":
         return store.recall(f"#{store.get(given['id']).id}", at=given["at"])
     if verb == "forget":
-        return f"Erased for good: {store.forget(text)}{store.unscrubbed()}"
+        return store.forget(text) if as_json else store.forget_told(text)
     if verb == "restore":
         return store.restore(given["id"])
     if verb == "stats":
@@ -2303,6 +2333,8 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any]) -> Any:
     if verb == "export":
         n = store.export(sys.stdout if file == "-" else file, overwrite=force)
         return None if file == "-" else f"{n} memories written to {file}"
+    if verb == "import" and file == "-" and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig")
     if verb == "import":
         return {"new or changed": store.import_(sys.stdin if file == "-" else file)}
     return {"backup": store.backup(file, overwrite=force)}
@@ -2371,18 +2403,24 @@ def _demo() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the command line (`serve` when there is none); returns the exit code."""
-    given = vars(_parser().parse_args(argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    for i in range(len(words) - 1, 0, -1):  # argparse takes "-30d" for an option
+        if words[i - 1] in TIMES and re.match(r"-\d", words[i]):
+            words[i - 1 : i + 1] = [f"{words[i - 1]}={words[i]}"]
+    given = vars(_parser().parse_args(words))
     verb, store, as_json = given.pop("verb"), MemoryStore(given.pop("db", None)), given.pop("json", False)
     if verb in (None, "serve"):
         return serve(store)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a cp1252 console must not lose the answer
+            # A cp1252 console must not lose the answer; what other programs read is UTF-8 everywhere.
+            data = as_json or verb in ("export", "import")
+            stream.reconfigure(encoding="utf-8" if data else None, errors="backslashreplace")
     try:
         if verb == "demo":
             return _demo()
         with store:
-            result = _run(store, verb, given)
+            result = _run(store, verb, given, as_json)
         if result is not None:
             print(_printed(result, as_json), flush=True)
         return 0
