@@ -36,6 +36,7 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import zip_longest
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TextIO
 
 __version__ = "0.1.0"
@@ -706,6 +707,15 @@ def same_topic(new: str, old: str) -> bool:
     return bool(a.words) and a.words <= b.words and a.numbers == b.numbers and not denied
 
 
+def contradicts(one: str, other: str) -> bool:
+    """Whether two statements look like two values of one thing: another number, a negation, one word for another."""
+    a, b = statement(one), statement(other)
+    mine, yours = a.words - b.words, b.words - a.words
+    if "?" in a.marks | b.marks or len(mine) != len(yours) or len(mine) > 1 or len(a.words) - len(mine) < 1 + len(mine):
+        return False
+    return bool(mine) or a.numbers != b.numbers or a.marks != b.marks
+
+
 DECORATION = re.compile(r"^\s*(?:[-*\u2022]\s*)?#\d+ \[(?:ACTIVE|FADING|DEAD)\] [^\"]*: \"(.*)\"\s*$", re.DOTALL)
 
 
@@ -1152,7 +1162,7 @@ class MemoryStore:
             matched = {hit.row["id"]: hit for hit in hits}
             mixed = [hit for pair in zip_longest(hits, self._most_relevant(seen, most)) for hit in pair if hit]
             hits = [matched.get(i, hit) for i, hit in {hit.row["id"]: hit for hit in mixed}.items()]
-        return self._recalled(hits[:most], seen, others, note)
+        return self._recalled(hits[:most], seen, others, " ".join(filter(None, [note, *_newer(hits[:most])])))
 
     def list_(
         self,
@@ -1542,6 +1552,8 @@ class MemoryStore:
 
     def _imported(self, record: Row, now: float) -> Imported:
         """A line of an import as a row, its log and its links."""
+        if any(not isinstance(record.get(name, ""), (str, NoneType)) for name in ("content", "project", "source")):
+            raise InvalidMemory("content, project and source must be text")
         draft = self._draft(record, [], now)
         times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
         draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
@@ -1724,7 +1736,7 @@ class MemoryStore:
 
     def _adopt(self, meta: dict[str, str]) -> None:
         """Take the weights and half-lives of the file, which hold for every program that uses it."""
-        given = json.loads(meta["categories"])
+        given = json.loads(meta.get("categories") or _dumped(CATEGORIES))
         held = {kind: Category(weight, math.inf if life is None else life) for kind, (weight, life) in given.items()}
         if not self._meta and self.policy.categories not in (held, CATEGORIES):
             _say("this file has weights and half-lives of its own, which hold; change them with the policy command")
@@ -1744,6 +1756,8 @@ class MemoryStore:
             self._db.batch([*((sql, ()) for sql in SCHEMA), *((once, pair) for pair in first)])
         ours = not names or {"memories", "mention_log", "links", "meta"} <= names
         meta = dict(self._db.execute("SELECT key, value FROM meta")) if ours else {}
+        if ours and "schema" not in meta and self._db.execute(f"{SELECT} LIMIT 0") == []:
+            meta["schema"] = "1"  # the marker is gone, the columns are ours
         if not str(meta.get("schema", "")).isdigit():
             raise MemoryStoreError(f"{self.path} is a database of another program; it was not touched. Choose another.")
         if (version := int(meta["schema"])) > SCHEMA_VERSION:
@@ -1762,8 +1776,8 @@ class MemoryStore:
                 [*FULL_TEXT, rebuild] if self._db.full_text else NO_FULL_TEXT
             )  # else its triggers would fail every write
             self._db.batch([*((sql, ()) for sql in steps), (KEEP_META, ("index", wanted))])
-        if not self._db.full_text:
-            _say("this SQLite has no FTS5, or MCP_MEMORY_FULL_TEXT is off: searching without an index")
+            if not self._db.full_text:
+                _say("this SQLite has no FTS5, or MCP_MEMORY_FULL_TEXT is off: searching without an index")
 
     def _migrate(self, version: int) -> None:
         copy = f"{self.path}.schema{version}.backup"
@@ -1784,6 +1798,14 @@ class MemoryStore:
 
 
 KEEP_META = "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
+
+
+def _newer(hits: Sequence[Hit]) -> Iterator[str]:
+    """Which of the memories shown may be out of date, since a later one gives another value."""
+    for hit in hits:
+        later = (h.row for h in hits if h.row["created_at"] > hit.row["created_at"])
+        if row := next((row for row in later if contradicts(hit.row["content"], row["content"])), None):
+            yield f"#{row['id']} is newer than #{hit.row['id']}: check which holds."
 
 
 def _dumped(categories: Mapping[str, Category]) -> str:
