@@ -310,7 +310,7 @@ class Memory:
         return f"{words[self.status]}{self.dead_at:%Y-%m-%d}"
 
     def __str__(self) -> str:
-        facts = [f"{self.mentions} mention{'s' * (self.mentions != 1)}", f"relevance {self.relevance:.3f}"]
+        facts = [f"{self.mentions} mention{'s' * (self.mentions != 1)}", f"relevance {_rounded(self.relevance)}"]
         if self.match is not None:
             facts.append(f"match {self.match:.2f}")
         facts += [f"last {self.mentioned_at:%Y-%m-%d}", self.forecast]
@@ -365,6 +365,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.4f}"
 
 
 def _time(seconds: float | None) -> datetime | None:
@@ -2273,7 +2277,9 @@ def _table(found: Recalled, out: TextIO) -> str:
     for memory in found:
         state = f"\x1b[{COLOURS[memory.status]}m{memory.status:6}\x1b[0m" if paint else f"{memory.status:6}"
         full = round(5 * min(1.0, memory.relevance))
-        numbers = f"{on * full}{off * (5 - full)} {memory.relevance:6.4f} {memory.mentions:3}x {memory.category:10}"
+        numbers = (
+            f"{on * full}{off * (5 - full)} {_rounded(memory.relevance):6} {memory.mentions:3}x {memory.category:10}"
+        )
         text, left = printable(memory.content), max(20, width - 42)
         lines.append(f"{f'#{memory.id}':>5} {state} {numbers} {text if len(text) <= left else text[: left - 1] + '~'}")
     more = f"{found.more} more; --limit shows them" if found.more else ""
@@ -2415,10 +2421,11 @@ def _demo() -> int:
                 on, content, category, keywords = said.pop(0)
                 today[1] = today[0] + (on - 1) * DAY
                 done = store.remember(content, category, keywords=keywords)
-                print(f"day {on}: remember {quoted(content)}: {done.outcome}, {done.memory.mentions} mention(s)")
+                if on > 1:
+                    print(f"day {on}: remember {quoted(content)}: {done.outcome}, mentions {done.memory.mentions}")
             today[1] = today[0] + (day - 1) * DAY
             found = store.list_() if query is None else store.recall(query)
-            print(f"\nDay {day}: {title}\n{_table(found, sys.stdout)}\n")
+            print(f"{chr(10) * (day > 1)}DAY {day}: {title}\n{_table(found, sys.stdout)}" + "\n" * bool(said))
         store.close()
     return 0
 
