@@ -446,9 +446,9 @@ STOP = frozenset(
 )
 SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{20,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}|\bpypi-\w{30,}|\bhf_\w{30,}"
-    r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}|\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}|://[^\s/:@]+:[^\s/@]{3,}@"
-    r"|authorization:\s*basic\s+\S{12,}|aws_secret_access_key\W+[\w/+]{30,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}"
+    r"|\bpypi-\w{30,}|\bhf_\w{30,}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}|\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}"
+    r"|://[^\s/:@]+:[^\s/@]{3,}@|authorization:\s*basic\s+\S{12,}|aws_secret_access_key\W+[\w/+]{30,}"
     r"|(?:api[_ -]?key|secret|token|passw(?:or)?d)[\"']?\s*[:=]\s*[\"']?(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
 )
