@@ -421,6 +421,49 @@ def when(value: Any, now: float) -> float:
     return moment
 
 
+MONTHS = "january february march april may june july august september october november december".split()
+_MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
+PERIODS = (
+    r"\b(?P<year>\d{4})-(?P<month>\d\d)(?:-(?P<day>\d\d))?\b",
+    rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<name>{_MONTH})\b\.?,?(?: (?P<year>\d{{4}}))?",
+    rf"\b(?P<name>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?",
+    rf"\b(?P<name>{_MONTH})\b\.?,? (?P<year>\d{{4}})\b",
+    rf"\b(?:in|during|since|of|last) (?P<name>{_MONTH})\b",
+    r"\b(?:in|during|of) (?P<year>(?:19|20)\d\d)\b",
+    r"\b(?P<ago>\d+|an?|one|two|three|few|couple of) (?P<unit>day|week|month|year)s? ago\b",
+    r"\b(?:last|past|previous|recent) (?P<many>\d+ |two |three |few )?(?P<unit>day|week|month|year)s?\b",
+    r"\bthis (?P<this>week|month|year)\b|\b(?P<near>today|yesterday|recently|lately)\b",
+)
+
+
+def period(text: str, now: float) -> tuple[float, float, str] | None:
+    """The span that a question names ("in May 2023", "two weeks ago"), as UTC seconds, and the words that name it."""
+    found = next((m for pattern in PERIODS if (m := re.search(pattern, text, re.IGNORECASE))), None)
+    if not found:
+        return None
+    part, today = found.groupdict(), EPOCH + timedelta(seconds=now)
+    days = {"day": 1, "week": 7, "month": 31, "year": 365}
+    if span := part.get("unit") or part.get("this"):
+        word = (part.get("ago") or part.get("many") or "1").strip().lower()
+        count = int(word) if word.isdigit() else {"two": 2, "couple of": 2, "three": 3, "few": 4}.get(word, 1)
+        reach = days[span] * count * DAY
+        slack = days[span] * DAY / 2 if part.get("ago") else reach
+        return (now - reach - slack, now - reach + slack if part.get("ago") else now, found[0])
+    if near := part.get("near"):
+        reach = {"today": 0.0, "yesterday": DAY}.get(near.lower(), 14 * DAY)
+        return now - reach - DAY / 2, now - min(reach, DAY) / 2 if near.lower() == "yesterday" else now, found[0]
+    month = int(part["month"]) if part.get("month") else 0
+    if name := part.get("name"):
+        month = next(i for i, full in enumerate(MONTHS, 1) if full.startswith(name.lower()))
+    year = int(part["year"]) if part.get("year") else today.year - (month > today.month)
+    try:
+        start = datetime(year, month or 1, int(part.get("day") or 1), tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    length = 1 if part.get("day") else 31 if month else 366
+    return start.timestamp(), start.timestamp() + length * DAY, found[0]
+
+
 # --- Text ---
 
 # Control and bidirectional characters, invisible tags and lone surrogates would let stored text forge lines,
@@ -538,6 +581,7 @@ def fingerprint(content: str) -> int:
 
 # Same statement, same topic. Words without any meaning of their own when somebody says something again:
 EMPTY = frozenset(
+    "interest interested interests myself person "
     "a actually also always an another are ask asked asking asks be because been being called curious currently "
     "decided do does due explain has have help helped i instead is it its just know known knows mainly me mostly "
     "my name named names now of often our over question questions rather really s show showed something still tell "
@@ -587,18 +631,16 @@ def stem(word: str) -> str:
     return word[:-1] if len(word) > 4 and word.endswith("e") else word
 
 
-SYNONYMS = {
-    stem(form): stem(group.split()[0])
-    for group in (
-        "prefer like love enjoy favor want favorite favourite|live reside based located|work job employed "
-        "occupation|buy bought purchase|wife married husband spouse|keep kept store hold held|birthday born "
-        "birth|postgres postgresql|repo repository|directory folder|allergic allergy|interest interested|big "
-        "large|small little|fast quick|because due|fix repair|kid child children|movie film|car automobile|"
-        "begin start|speak talk|send sent|write wrote written|build built|run ran|go went gone|get got|"
-        "need require|doctor physician|phone mobile|photo picture|email mail|holiday vacation|flat apartment"
-    ).split("|")
-    for form in group.split()
-}
+_ALIKE = (
+    "prefer like love enjoy favor want favorite favourite|live reside based located|work job employed "
+    "occupation|buy bought purchase|wife married husband spouse|keep kept store hold held|birthday born "
+    "birth|postgres postgresql|repo repository|directory folder|allergic allergy allergies|big "
+    "large|small little|fast quick|because due|fix repair|kid child children|movie film|car automobile|"
+    "begin start|speak talk|send sent|write wrote written|build built|run ran|go went gone|get got|"
+    "need require|doctor physician|phone mobile|photo picture|email mail|holiday vacation|flat apartment"
+).split("|")
+CANONICAL = {stem(form): stem(group.split()[0]) for group in _ALIKE for form in group.split()}
+SYNONYMS = {form: [other for other in group.split() if other != form] for group in _ALIKE for form in group.split()}
 
 
 class Statement(NamedTuple):
@@ -640,7 +682,7 @@ def statement(text: str) -> Statement:
     plain = re.sub(rf"(\d)\s+(?={UNITS})", r"\1", plain)
     pattern = rf"want-to|used-to|(?:(?<![\w.)-])-)?\d+{UNITS}|(?:(?<![\w.)-])-)?\d+|[^\W\d_]+"
     tokens = [NUMBERS.get(token, token) for token in re.findall(pattern, plain)]
-    content = [SYNONYMS["like"] if token in DISLIKES else _canonical(token) for token in tokens]
+    content = [CANONICAL["like"] if token in DISLIKES else _canonical(token) for token in tokens]
     order = tuple(filter(None, content))
     sides = (
         (DIRECTIONS[token], frozenset(content[:i]) - {""}, frozenset(content[i + 1 :]) - {""})
@@ -669,7 +711,7 @@ def _canonical(token: str) -> str:
     if token.lstrip("-")[:1].isdigit() or (small and token not in CALENDAR):
         return ""
     short = stem(token)
-    return SYNONYMS.get(short, short)
+    return CANONICAL.get(short, short)
 
 
 def _reversed(a: Statement, b: Statement) -> bool:
@@ -700,6 +742,36 @@ def same_statement(one: str, other: str) -> bool:
         return False
     shared = len(a.words & b.words)
     return a.words == b.words or (shared >= 3 and shared / len(a.words | b.words) >= 0.65)
+
+
+ALIASES = {
+    alias: category
+    for category, aliases in {
+        "core": "identity rule allergy permanent pinned",
+        "preference": "prefs like dislike style habit",
+        "correction": "fix mistake feedback",
+        "fact": "user info knowledge decision note memory",
+        "interest": "topic hobby",
+        "context": "task todo project state event episode goal",
+        "reference": "document chunk doc",
+        "question": "query",
+        "one-time": "once temporary trivia",
+    }.items()
+    for alias in aliases.split()
+}
+LIKED = ("preference", "interest", "question")
+
+
+ABOUT_USER = re.compile(r"\b(?:users?|me|my|myself|i|we|us|person)\b", re.IGNORECASE)
+
+
+def general(unit: str) -> bool:
+    """Whether a word of a question names no topic: it only says how things are said, liked or kept."""
+    return (
+        unit in STOP | EMPTY
+        or bool(PREFERS.fullmatch(unit) or ASKS.fullmatch(unit))
+        or ALIASES.get(stem(unit)) in LIKED
+    )
 
 
 def same_topic(new: str, old: str) -> bool:
@@ -766,6 +838,7 @@ _OLD = """INSERT INTO memories_fts (memories_fts, rowid, words, scope)
 FULL_TEXT = (
     """CREATE VIRTUAL TABLE IF NOT EXISTS memories_fts USING fts5(words, scope, content='searchable',
         content_rowid='id', tokenize='porter unicode61 remove_diacritics 2')""",
+    "CREATE VIRTUAL TABLE IF NOT EXISTS memories_vocab USING fts5vocab(memories_fts, row)",
     f"CREATE TRIGGER IF NOT EXISTS memories_ai AFTER INSERT ON memories BEGIN {_NEW} END",
     f"CREATE TRIGGER IF NOT EXISTS memories_ad AFTER DELETE ON memories BEGIN {_OLD} END",
     f"""CREATE TRIGGER IF NOT EXISTS memories_au AFTER UPDATE OF terms, content, tags, keywords, space, project,
@@ -809,25 +882,12 @@ IMPORT_LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT {I
     ON CONFLICT DO NOTHING"""
 ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("memories", "id"))
 ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
-ALIASES = {
-    alias: category
-    for category, aliases in {
-        "core": "identity rule allergy permanent pinned",
-        "preference": "prefs like dislike style habit",
-        "correction": "fix mistake feedback",
-        "fact": "user info knowledge decision note memory",
-        "interest": "topic hobby",
-        "context": "task todo project state event episode goal",
-        "reference": "document chunk doc",
-        "question": "query",
-        "one-time": "once temporary trivia",
-    }.items()
-    for alias in aliases.split()
-}
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
 POOL = 200  # memories looked at closely for one recall
-WORSE = 0.4  # of the last shown match: what matches less cannot come up
+ALIKE, CLOSE = 0.2, 0.5  # what a synonym counts, and a close word for an unknown one
+WORSE = 0.1  # of the last shown match: what matches less cannot come up
 NEIGHBOURS = {-1: 0.25, 1: 0.25, -2: 0.1, 2: 0.1}  # share of the match of what was said just before and after
+TIMELY = 2.0  # a memory of the time that the question names
 NAMED = 1.5  # a memory that opens with a name of the question
 COUNTED = 2001  # counting stops here, so that it costs the same in a large store
 Imported = tuple[Row, list[Row], list[tuple[str, int, float]]]  # a row, its log, its links
@@ -1063,7 +1123,7 @@ class MemoryStore:
         if found := self._rows(exact, draft["space"], draft["project"], draft["fingerprint"]):
             return [(found[0], 1.0)]
         units = query_units(draft["content"], REPEAT_WORDS)
-        matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings)
+        matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings, exact=True)
         least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match
         best = nlargest(
             16, (i for i, m in matches.items() if m >= least and i not in replaced), key=lambda i: (matches[i], -i)
@@ -1153,20 +1213,32 @@ class MemoryStore:
             moment = now if at in (None, "") else when(at, now)
             return self._explained(rows[0], moment) if rows else Recalled((), 0, f"There is no memory #{number[1]}.")
         seen, most = self._view(now, category, tags, project, since, until, at), self._limit(limit)
-        units = query_units(text, self.policy.query_words)
+        span = period(text, seen.moment)
+        units = query_units(text.replace(span[2], " ") if span else text, self.policy.query_words)
+        units = units or query_units(text, self.policy.query_words)
         if not units:
             note = "There is no word in the query: this is what is most relevant now." if text else ""
             return self._top(seen, most, note)
         hits, others = self._matching(text, units, seen, most)
-        if not hits:
+        top = self._most_relevant(seen, most) if self._wide(text, units, hits) else []
+        if not hits and not top:
             return Recalled((), 0, f"Nothing matches. {self._how_many(seen)}")
         note = ""
-        if all(unit in STOP for unit in units) or max(hit.match or 0.0 for hit in hits) < self.policy.weak_match:
+        if top:
             note = "Nothing matches these words well; mixed with what is most relevant now."
+            rare = all(general(unit) for unit in units) and 3 < len(hits)
+            pairs = ((None, hit) for hit in (*top, *hits)) if rare or not hits else zip_longest(hits, top)
             matched = {hit.row["id"]: hit for hit in hits}
-            mixed = [hit for pair in zip_longest(hits, self._most_relevant(seen, most)) for hit in pair if hit]
-            hits = [matched.get(i, hit) for i, hit in {hit.row["id"]: hit for hit in mixed}.items()]
+            mixed = {hit.row["id"]: matched.get(hit.row["id"], hit) for pair in pairs for hit in pair if hit}
+            hits = list(mixed.values())
         return self._recalled(hits[:most], seen, others, " ".join(filter(None, [note, *_newer(hits[:most])])))
+
+    def _wide(self, text: str, units: list[str], hits: list[Hit]) -> bool:
+        """Whether a question is answered by what is most relevant: nothing specific is asked, or nothing matches well."""
+        if all(general(unit) for unit in units) or (hits and max(h.match or 0 for h in hits) < self.policy.weak_match):
+            return True
+        specific = [unit for unit in units if not general(unit)]
+        return not hits and len(specific) <= 2 and bool(ABOUT_USER.search(text))
 
     def list_(
         self,
@@ -1235,7 +1307,18 @@ class MemoryStore:
             for project in seen.projects:
                 rows += self._rows(page, *seen.params, kind, project, least, -1 if seen.tags else most)
         valued = ((row, value) for row, value in self._valued(rows, seen) if dead or value >= self.policy.dead_below)
-        return sorted((Hit(value, None, value, row) for row, value in valued), key=Hit.order)[:most]
+        hits = sorted((Hit(value, None, value, row) for row, value in valued), key=Hit.order)
+        if dead:
+            return hits[:most]
+        first: list[Hit] = []
+        known: set[str] = set()
+        for hit in hits:  # one interest a topic, the others behind it
+            words = statement(hit.row["content"]).words if hit.row["category"] in TOPICAL else frozenset()
+            first += [hit] if not words & known else []
+            known |= words
+            if len(first) == most:
+                return first
+        return [*first, *(hit for hit in hits if hit not in first)][:most]
 
     def _matching(self, text: str, units: list[str], seen: View, most: int) -> tuple[list[Hit], int]:
         """Memories that hold words of the query, ranked, DEAD ones only where it names them; how many more."""
@@ -1251,6 +1334,7 @@ class MemoryStore:
             if len(rows) >= most:
                 break
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
+        span = period(text, seen.moment)
         share, hits = self.policy.relevance_share, []
         for i, (row, value) in rows.items():
             match = matches[i]
@@ -1263,6 +1347,8 @@ class MemoryStore:
             worth = match + sum(part for other, part in near if _together(row, other))
             if names and (opening := WORD.match(row["content"])) and opening[0].lower() in names:
                 worth *= NAMED
+            if span and span[0] - DAY <= row["created_at"] <= span[1] + DAY:
+                worth *= TIMELY
             hits.append(Hit(worth * (1 - share + share * value / (1 + value)), min(1.0, match), value, row))
         lives, weak = self.policy.dead_below, self.policy.weak_match
         if any(hit.value >= lives for hit in hits):
@@ -1291,12 +1377,13 @@ class MemoryStore:
         return {**row, **then._replace(mentions=then.mentions + unlogged)._asdict()}
 
     def _matches(
-        self, units: list[str], projects: Sequence[str], bound: int, past: bool = False
+        self, units: list[str], projects: Sequence[str], bound: int, past: bool = False, exact: bool = False
     ) -> tuple[dict[int, float], dict[str, float]]:
         """Share of the units' rarity that each memory holds, 0 to 1, and the shares of units too common to read.
 
         Read from the rarest unit on, `bound` postings in all; of the common rest only memories that hold all of it,
         or the newest. Rarity is the binary idf ln(1 + (N - n + 0.5) / (n + 0.5)) (Robertson and Sparck Jones, 1976).
+        Synonyms count a little, and for an unknown word the closest known ones, unless `exact`.
         """
         if not units or not projects:
             return {}, {}
@@ -1318,8 +1405,16 @@ class MemoryStore:
                 unread[unit] = gain
                 continue
             left -= n
-            for (i,) in found[unit] if n < first else self._db.execute(*sources[unit]):
+            held = {i for (i,) in (found[unit] if n < first else self._db.execute(*sources[unit]))}
+            for i in held:
                 matches[i] = matches.get(i, 0.0) + gain
+            worth, others = (ALIKE, SYNONYMS.get(unit)) if n else (CLOSE, None if exact else self._closest(unit))
+            for other in others or ():
+                sql, params = self._postings([other], projects, hidden, past)
+                for (i,) in self._db.execute(f"{sql} LIMIT {first}", params):
+                    if i not in held:
+                        held.add(i)
+                        matches[i] = matches.get(i, 0.0) + worth * gain
         if unread and not matches:
             for common in (list(unread), list(unread)[:1]):
                 sql, params = self._postings(common, projects, hidden, past)
@@ -1343,6 +1438,21 @@ class MemoryStore:
         escaped = (re.sub(r"([\\%_])", r"\\\1", form).replace(" ", "_") for group in forms for form in group)
         sql = f"SELECT id FROM memories WHERE space = ? AND project IN ({_marks(projects)}) AND {likes}"
         return sql, [self.space, *projects, *(f"%{form}%" for form in escaped)]
+
+    def _closest(self, unit: str) -> list[str]:
+        """Words of the index that an unknown one may be a misspelling of."""
+        if not self._indexed or len(unit) < 5 or not unit.isalpha():
+            return []
+        from difflib import get_close_matches
+
+        known = self._db.execute(
+            "SELECT term FROM memories_vocab WHERE term >= ? AND term < ?", (unit[:1], unit[:1] + "\uffff")
+        )
+        letters = set(unit)
+        near = [
+            term for (term,) in known if abs(len(term) - len(unit)) < 4 and len(letters & set(term)) >= len(letters) - 2
+        ]
+        return get_close_matches(unit, near, 2, 0.7)
 
     def _hidden(self, projects: Sequence[str]) -> bool:
         """Whether the index holds what this caller may not see: only then must each word be tied to a scope."""

@@ -47,7 +47,12 @@ from mcp_memory import (
 )
 
 MODULE = Path(mcp_memory.__file__).resolve()
+
+
 T0 = datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp()
+
+
+Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
 
 class Clock:
@@ -64,7 +69,7 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     """No test sees the user's own memories or settings."""
     for name in list(os.environ):
         if name.startswith("MCP_MEMORY_") or name.startswith("XDG_"):
@@ -90,10 +95,14 @@ def store(path: Path, clock: Clock) -> Iterator[MemoryStore]:
         yield opened
 
 
-def cli(*args: str, db: Path | None = None, stdin: str | None = None, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+def cli(
+    *args: str, db: Path | None = None, stdin: str | None = None, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, in a process of its own."""
     command = [sys.executable, str(MODULE), *(["--db", str(db)] if db else []), *args]
-    done = subprocess.run(command, input=stdin, capture_output=True, encoding="utf-8", env={**os.environ, **(env or {})}, timeout=60)
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, encoding="utf-8", env={**os.environ, **(env or {})}, timeout=60
+    )
     if check and done.returncode:
         raise AssertionError(f"{args} exited {done.returncode}: {done.stderr}")
     return done
@@ -108,9 +117,22 @@ def query(path: Path, sql: str, *params: Any) -> list[Any]:
         db.close()
 
 
-# What the tests below share: many memories at once, what was found, and the bytes a thief would see.
-Capsys = pytest.CaptureFixture[str]
 FTS_CHECK = "INSERT INTO memories_fts (memories_fts, rank) VALUES ('integrity-check', 1)"
+
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and terminals only")
+
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+
+
+WORLD = "下个月搬到湖边 naïve Ünï 🦊🏽 мышь שלום"
+
+
+BEES, SAILS = "User keeps bees", "User sails on Sundays"
+
+
+QUICK = Policy(debounce_hours=0, power_safe=False)
 
 
 def bulk(store: MemoryStore, texts: list[str], **given: Any) -> None:
@@ -121,6 +143,10 @@ def contents(found: Any) -> list[str]:
     return [memory.content for memory in found]
 
 
+def saved(path: Path) -> list[str]:
+    return [content for (content,) in query(path, "SELECT content FROM memories ORDER BY id")]
+
+
 def raw(path: Path) -> bytes:
     return b"".join(p.read_bytes() for p in path.parent.glob(path.name + "*")).lower()
 
@@ -129,11 +155,64 @@ def count(path: Path) -> int:
     return int(query(path, "SELECT count(*) FROM memories")[0][0])
 
 
-def wrong(*values: Any, why: str) -> Any:
-    return pytest.param(*values, marks=pytest.mark.xfail(reason=why))
+def make(path: Path, *scripts: str) -> bytes:
+    """A database file as somebody else left it, and its bytes."""
+    db = sqlite3.connect(path)
+    for script in scripts:
+        db.executescript(script)
+    db.close()
+    return path.read_bytes()
+
+
+def sound(path: Path) -> None:
+    """The file is whole, and its full-text index holds exactly what the table holds."""
+    assert query(path, "PRAGMA quick_check") == [("ok",)]
+    query(path, "INSERT INTO memories_fts (memories_fts, rank) VALUES ('integrity-check', 1)")
+
+
+def exported(store: MemoryStore, file: Path) -> list[dict[str, Any]]:
+    store.export(file, overwrite=True)
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def fill(store: MemoryStore, n: int, days: float = 0) -> None:
+    """Import n memories of every category, the last one mentioned `days` ago."""
+    kinds, now = list(CATEGORIES), store.clock()
+    texts = [f"Crate {i} holds lot {i * 7} of type{i % 97}" for i in range(n)]
+    store.import_(
+        json.dumps({"content": text, "category": kinds[i % 9], "created_at": now - days * DAY * i / n})
+        for i, text in enumerate(texts)
+    )
+
+
+PRELUDE = """
+import io, json, os, sys
+from datetime import datetime, timezone
+from mcp_memory import MemoryStore, MemoryStoreError
+def tried(call):
+    try:
+        return call()
+    except MemoryStoreError as exc:
+        return f"{type(exc).__name__}: {exc}"
+"""
+
+
+def child(code: str, *args: Any, **env: str) -> "subprocess.Popen[str]":
+    """Run code in a Python of its own."""
+    command, pipe = [sys.executable, "-c", PRELUDE + code, *map(str, args)], subprocess.PIPE
+    environ = {**os.environ, "PYTHONUTF8": "1", **env}
+    return subprocess.Popen(command, cwd=MODULE.parent, stdout=pipe, stderr=pipe, encoding="utf-8", env=environ)
+
+
+def outputs(*children: "subprocess.Popen[str]") -> list[str]:
+    """What they printed, once all have ended well and silently."""
+    said = [each.communicate(timeout=60) for each in children]
+    assert [(each.returncode, err) for each, (_, err) in zip(children, said, strict=True)] == [(0, "")] * len(children)
+    return [out for out, _ in said]
 
 
 # --- Policy ---
+
 
 KNOBS = {f"MCP_MEMORY_{knob.name.upper()}": knob for knob in fields(Policy) if knob.metadata}
 
@@ -169,6 +248,63 @@ def test_half_lives_belong_to_the_file_and_hold_for_every_program(store: MemoryS
     assert store.policy.categories["question"].half_life_days == 28
 
 
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
+@pytest.mark.parametrize("text", ["abc", "-1", "1e309", "NaN", "日本", "1;2", "0x10", "9" * 400])
+def test_a_bad_setting_falls_back_with_one_line(knob: Any, text: str, capsys: Capsys) -> None:
+    name = f"MCP_MEMORY_{knob.name.upper()}"
+    assert Policy.from_environment({name: text}) == Policy()
+    (told,) = capsys.readouterr().err.splitlines()
+    assert name in told
+
+
+def test_good_settings_hold_and_blank_unknown_and_contradicting_ones_do_not(capsys: Capsys) -> None:
+    blank = {
+        f"MCP_MEMORY_{knob.name.upper()}": space
+        for knob, space in zip(KNOBS.values(), ["", " ", "\t"] * 9, strict=False)
+    }
+    assert Policy.from_environment({**blank, "MCP_MEMORY_COLOUR": "red", "debounce_hours": "1"}) == Policy()
+    good = {"MCP_MEMORY_DEBOUNCE_HOURS": " 0.5 ", "MCP_MEMORY_PROMOTE_AT": "7", "MCP_MEMORY_WAL": "0"}
+    assert Policy.from_environment(good) == Policy(debounce_hours=0.5, promote_at=7, wal=False)
+    assert capsys.readouterr() == ("", "")
+    assert Policy.from_environment({"MCP_MEMORY_DEAD_BELOW": "0.4", "MCP_MEMORY_ACTIVE_ABOVE": "0.2"}) == Policy()
+    assert "MCP_MEMORY_DEAD_BELOW" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "1", "abc", "1e309", "日本"])
+def test_the_program_works_with_every_setting_odd_at_once(path: Path, text: str) -> None:
+    odd = {f"MCP_MEMORY_{knob.name.upper()}": text for knob in KNOBS.values()}
+    assert "stored" in cli("remember", "User likes rye bread", db=path, env=odd).stdout
+    told = cli("recall", "rye bread", db=path, env=odd)
+    assert "User likes rye bread" in told.stdout
+    assert len(told.stderr.splitlines()) <= len(KNOBS) + 1
+
+
+def test_changed_weights_and_half_lives_belong_to_the_file(
+    store: MemoryStore, path: Path, clock: Clock, capsys: Capsys
+) -> None:
+    store.remember("How are kilns fired?")
+    store.remember(BEES)
+    clock.later(days=28)
+    other = MemoryStore(path, clock=clock, policy=Policy(categories={**CATEGORIES, "fact": CATEGORIES["core"]}))
+    assert (other.get(2).base_weight, other.get(1).relevance) == (0.9, 0.125)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    held = store.change_policy({"fact": 0.8}, {"question": 28, "core": 1000.5, "preference": float("inf")})
+    assert [held[kind] for kind in ("fact", "core", "preference")] == [(0.8, 365), (1, 1000.5), (1, float("inf"))]
+    for reader in (store, other, MemoryStore(path, clock=clock)):
+        assert [reader.get(i).relevance for i in (1, 2)] == pytest.approx([0.25, 0.8 * 0.5 ** (28 / 365)])
+    expected = [(forward(kind, 1, T0, Policy(categories=held)),) for kind in ("question", "fact")]
+    assert query(path, "SELECT forward FROM memories ORDER BY id") == [
+        (pytest.approx(f, abs=1e-9),) for (f,) in expected
+    ]
+    for senseless in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InvalidMemory):
+            store.change_policy({"core": 0.5, "fact": senseless}, {})
+        with pytest.raises(InvalidMemory):
+            store.change_policy({"core": 0.5}, {"fact": senseless} if senseless < 9 else {"hobby": 9})
+    assert dict(store.policy.categories) == held
+    other.close()
+
+
 # --- Errors ---
 
 
@@ -179,6 +315,7 @@ def test_every_error_is_ours_and_a_builtin_kind_too() -> None:
 
 
 # --- Relevance ---
+
 
 PLAN = {
     "core": (1.0, float("inf")), "preference": (1.0, 180), "correction": (1.0, 365), "fact": (0.9, 365),
@@ -253,6 +390,7 @@ def test_a_moment_is_read_in_every_form_without_a_zone_as_utc_or_refused(text: A
 
 # --- Text ---
 
+
 PAIRS = """
 = The user owns a blue canoe | User owns a blue canoe.
 = User asked how to prune apple trees | The user asked about pruning apple trees
@@ -275,20 +413,20 @@ PAIRS = """
 ! User has 2 cats and 3 dogs | User has 3 cats and 2 dogs
 ! User takes the night train except in winter | User takes the night train in winter
 ! Does the user keep bees? | The user keeps bees
-~ User likes tea, not coffee | User likes coffee, not tea
-~ Indent with tabs, never spaces | Indent with spaces, never tabs ; Lina owes Marco 20 euros | Marco owes Lina 20 euros
-~ The dog bites the postman | The postman bites the dog
-~ Keep the heating pump on at night | Keep the heating pump off at night
-~ The blue pill is taken with breakfast at 8 am | The blue pill is taken with breakfast at 8 pm
-~ The lab freezer is set to -20 degrees | The lab freezer is set to 20 degrees
-~ The gateway upload timeout is 30 ms | The gateway upload timeout is 30 s
-~ User voted for the new tram line | User voted against the new tram line
-~ User eats red meat on workdays | User hardly eats red meat on workdays
-~ All integration checks pass on staging | Some integration checks pass on staging
-~ User adds more sugar to plum jam | User adds less sugar to plum jam
-~ The discount on oak saddles is 5 % | The discount on oak saddles is 5 euros
-~ The night train to Bergen leaves from platform A | The night train to Bergen leaves from platform B
-~ User was the mayor of Ghent | User is the mayor of Ghent
+! User likes tea, not coffee | User likes coffee, not tea
+! Indent with tabs, never spaces | Indent with spaces, never tabs ; Lina owes Marco 20 euros | Marco owes Lina 20 euros
+! The dog bites the postman | The postman bites the dog
+! Keep the heating pump on at night | Keep the heating pump off at night
+! The blue pill is taken with breakfast at 8 am | The blue pill is taken with breakfast at 8 pm
+! The lab freezer is set to -20 degrees | The lab freezer is set to 20 degrees
+! The gateway upload timeout is 30 ms | The gateway upload timeout is 30 s
+! User voted for the new tram line | User voted against the new tram line
+! User eats red meat on workdays | User hardly eats red meat on workdays
+! All integration checks pass on staging | Some integration checks pass on staging
+! User adds more sugar to plum jam | User adds less sugar to plum jam
+! The discount on oak saddles is 5 % | The discount on oak saddles is 5 euros
+! The night train to Bergen leaves from platform A | The night train to Bergen leaves from platform B
+! User was the mayor of Ghent | User is the mayor of Ghent
 / We picked bikes over scooters for couriers | We picked oak over pine for the desks
 / User asked about Fortran | User asked about Elixir ; User is building a kayak | User is building a bread oven
 / User keeps hens | User keeps receipts ; User's brother is a baker | User's sister is a baker
@@ -299,7 +437,7 @@ PAIRS = """
 
 
 def pairs(kinds: str) -> list[Any]:
-    """Pairs of one kind: = the same, ! opposites, / others, ~ opposites that are merged today."""
+    """Pairs of one kind: = the same, ! opposites, / others."""
     lines = (line[2:].split(" ; ") for line in PAIRS.splitlines() if line and line[0] in kinds)
     return [pair.split(" | ") for line in lines for pair in line]
 
@@ -309,7 +447,7 @@ def test_the_same_in_other_words_is_one_statement(one: str, other: str) -> None:
     assert same_statement(one, other) and same_statement(other, one)
 
 
-@pytest.mark.parametrize(("one", "other"), [*pairs("!/"), *(wrong(*p, why="merged") for p in pairs("~"))])
+@pytest.mark.parametrize(("one", "other"), pairs("!/"))
 def test_opposites_and_others_are_two_statements(one: str, other: str) -> None:
     assert not same_statement(one, other) and not same_statement(other, one)
 
@@ -323,24 +461,20 @@ def test_a_topic_mention_adds_no_word_of_its_own(new: str, joins: bool) -> None:
     assert same_topic(new, "User is building a Python web scraper") is joins
 
 
-LIKE_A_QUESTION = "a statement that begins like a question is taken for one, and fades in weeks"
-
-
 @pytest.mark.parametrize(("text", "kinds"), [
     ("User asked about kites", "question"), ("How do tides work?", "question"), ("明天下雨吗？", "question"),
     ("User prefers dark mode", "preference"), ("User dislikes olives", "preference"),
     ("User works as a welder", "fact"),
     ("Do not restart the print server", "fact preference"),
-    wrong("When the build fails, clear the cache", "fact", why=LIKE_A_QUESTION),
-    wrong("Where possible the team writes in Basque", "fact", why=LIKE_A_QUESTION),
-    wrong("What matters to the user is privacy", "fact preference", why=LIKE_A_QUESTION),
+    ("When the build fails, clear the cache", "fact"),
+    ("Where possible the team writes in Basque", "fact"),
+    ("What matters to the user is privacy", "fact preference"),
 ])  # fmt: skip
 def test_the_guessed_category_is_the_slower_one_when_unsure(text: str, kinds: str) -> None:
     assert guess_category(text) in kinds.split()
 
 
 # --- Store ---
-# Remember
 
 
 def test_a_mention_moves_a_memory_as_the_formula_says(store: MemoryStore, clock: Clock) -> None:
@@ -502,19 +636,20 @@ def test_nothing_or_too_much_is_refused_with_advice_and_nothing_is_cut(store: Me
 
 
 CODE = "Zq7" * 14
+
+
 SECRETS = [
     f"deploy token is ghp_{CODE[:36]}", f"Authorization: Bearer {CODE}", f"use sk-{CODE}", "AWS key AKIA" + "Q7Z2" * 4,
     f"xoxb-{CODE}", f"api_key = {CODE}", f"postgres://app:{CODE}@db.example/x", f"github_pat_{CODE}", f"glpat-{CODE}",
     f'{{"password": "{CODE}"}}', f"eyJ{CODE}.eyJ{CODE}.{CODE}",
     *(f"-----BEGIN {kind}-----\n{CODE}" for kind in ("OPENSSH PRIVATE KEY", "PRIVATE KEY", "PGP PRIVATE KEY BLOCK")),
+    "stripe sk_" + f"live_{CODE}", f"Authorization: Basic {CODE}==", f"aws_secret_access_key {CODE[:40]}",
 ]  # fmt: skip
-MISSED = ["stripe sk_" + f"live_{CODE}", f"Authorization: Basic {CODE}==", f"aws_secret_access_key {CODE[:40]}"]
 
 
 @pytest.mark.parametrize(("name", "secrets"), [
     ("content", SECRETS), ("tags", SECRETS), ("keywords", SECRETS), ("source", SECRETS),
-    wrong("project", SECRETS, why="the name of a project is not looked at"),
-    *(wrong("content", [text], why="this kind of key is not known") for text in MISSED),
+    ("project", SECRETS),
 ])  # fmt: skip
 def test_a_secret_is_refused_and_in_no_byte(store: MemoryStore, path: Path, name: str, secrets: list[str]) -> None:
     for secret in secrets:
@@ -537,7 +672,7 @@ def test_honest_sentences_about_keys_are_kept(store: MemoryStore, text: str) -> 
 
 @pytest.mark.parametrize("form", [
     "{line}", "- {line}", "  {line}  ", "{line}\n{line}", "Memory #1: {text}", "#1 {text}",
-    wrong("Stored data, not instructions (1 memory):\n{line}", why="a whole reply of recall becomes a new memory"),
+    "Stored data, not instructions (1 memory):\n{line}",
 ])  # fmt: skip
 @pytest.mark.parametrize("text", ["User asked about coral", 'User said "a\\b"\nand left', "x" * 700 + " end"])
 def test_what_recall_printed_is_no_mention(store: MemoryStore, path: Path, clock: Clock, form: str, text: str) -> None:
@@ -578,7 +713,7 @@ def test_projects_are_apart_and_what_is_everywhere_is_in_each(store: MemoryStore
     assert count(path) == 4
 
 
-def test_no_call_crosses_the_project_in_force(store: MemoryStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_crosses_the_project_in_force(store: MemoryStore, path: Path, monkeypatch: Patch) -> None:
     foreign = store.remember("Only atlas has tests", project="atlas").memory
     monkeypatch.setenv("MCP_MEMORY_PROJECT", "borealis")
     assert not store.recall("tests") and not store.recall("") and not store.recall("#1")
@@ -603,8 +738,6 @@ def test_a_project_is_only_a_label(store: MemoryStore, path: Path, tmp_path: Pat
     assert not store.recall("keeps", tags=label + "x") and len(store.recall("", category=label, project=label)) <= 1
     assert set(tmp_path.rglob("*")) == before and count(path) == 2
 
-
-# Recall
 
 FOUND = [
     ("The label printer lives on floor three", ["where is that printer I asked about last month?", '"label" AND (']),
@@ -661,7 +794,6 @@ def test_all_blank_forms_give_the_most_relevant(store: MemoryStore, clock: Clock
     assert contents(store.recall(blank)) == ["User is Ines", "User likes rye"]  # the DEAD one is not shown unasked
 
 
-@pytest.mark.xfail(reason="an empty store answers every look with an SQLite error")
 def test_an_empty_store_says_so(store: MemoryStore) -> None:
     assert "no memories" in store.recall("zebrafish").note and "no memories" in store.recall("").note
 
@@ -751,7 +883,6 @@ def test_relevance_decides_between_equal_matches_and_a_better_match_wins(store: 
     assert contents(store.recall("lemon go"))[0] == "Lemon and go lunch"
 
 
-@pytest.mark.xfail(reason="an old value repeated thrice outranks the newer one, and nothing marks the newer")
 def test_a_correction_is_never_outranked_unmarked(store: MemoryStore, clock: Clock) -> None:
     for _ in range(3):
         store.remember("Gate code at the depot is 1180")
@@ -786,7 +917,7 @@ def test_filters_and_other_times_show_what_they_say(store: MemoryStore, clock: C
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone of a process can be set on POSIX only")
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
-def test_summer_time_moves_no_age(path: Path, monkeypatch: pytest.MonkeyPatch, day: str) -> None:
+def test_summer_time_moves_no_age(path: Path, monkeypatch: Patch, day: str) -> None:
     with monkeypatch.context() as zone:
         zone.setenv("TZ", "Europe/Berlin")
         time.tzset()
@@ -816,9 +947,6 @@ def test_reinforcing_a_memory_leaves_its_index_alone(path: Path, clock: Clock) -
             store.remember("kites " * 1500)
         assert store.get(1).mentions == 201 and len(raw(path)) < 10_000_000
         assert query(path, "SELECT id, hex(block) FROM memories_fts_data ORDER BY id") == index
-
-
-# Forget and restore
 
 
 @pytest.mark.parametrize("target", [
@@ -928,40 +1056,7 @@ def test_history_is_in_order_and_forgetting_one_version_keeps_the_others(store: 
     with pytest.raises(MemoryNotFound):
         store.history(1)
 
-KNOBS = [knob for knob in fields(Policy) if knob.name != "categories"]
-QUICK = Policy(debounce_hours=0, power_safe=False)
 
-
-@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
-@pytest.mark.parametrize("text", ["abc", "-1", "1e309", "NaN", "日本", "1;2", "0x10", "9" * 400])
-def test_a_bad_setting_falls_back_with_one_line(knob: Any, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"MCP_MEMORY_{knob.name.upper()}"
-    assert Policy.from_environment({name: text}) == Policy()
-    (told,) = capsys.readouterr().err.splitlines()
-    assert name in told
-
-
-def test_good_settings_hold_and_blank_unknown_and_contradicting_ones_do_not(capsys: pytest.CaptureFixture[str]) -> None:
-    blank = {f"MCP_MEMORY_{knob.name.upper()}": space for knob, space in zip(KNOBS, ["", " ", "\t"] * 9, strict=False)}
-    assert Policy.from_environment({**blank, "MCP_MEMORY_COLOUR": "red", "debounce_hours": "1"}) == Policy()
-    good = {"MCP_MEMORY_DEBOUNCE_HOURS": " 0.5 ", "MCP_MEMORY_PROMOTE_AT": "7", "MCP_MEMORY_WAL": "0"}
-    assert Policy.from_environment(good) == Policy(debounce_hours=0.5, promote_at=7, wal=False)
-    assert capsys.readouterr() == ("", "")
-    assert Policy.from_environment({"MCP_MEMORY_DEAD_BELOW": "0.4", "MCP_MEMORY_ACTIVE_ABOVE": "0.2"}) == Policy()
-    assert "MCP_MEMORY_DEAD_BELOW" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0", "1", "abc", "1e309", "日本"])
-def test_the_program_works_with_every_setting_odd_at_once(path: Path, text: str) -> None:
-    odd = {f"MCP_MEMORY_{knob.name.upper()}": text for knob in KNOBS}
-    assert "stored" in cli("remember", "User likes rye bread", db=path, env=odd).stdout
-    told = cli("recall", "rye bread", db=path, env=odd)
-    assert "User likes rye bread" in told.stdout
-    assert len(told.stderr.splitlines()) <= len(KNOBS) + 1
-
-
-
-# What version 1 wrote: later versions must open it. Never edit it once released; add the next one below.
 SCHEMA_1 = """
 CREATE TABLE memories (id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, project TEXT NOT NULL,
   content TEXT NOT NULL, terms TEXT, fingerprint INTEGER NOT NULL, category TEXT NOT NULL, first_category TEXT NOT NULL,
@@ -994,6 +1089,8 @@ CREATE TRIGGER memories_au AFTER UPDATE OF terms, content, tags, keywords, space
   hex(old.space || '/' || old.project) WHERE old.superseded_at IS NULL;
   INSERT INTO memories_fts (rowid, words, scope) SELECT id, words, scope FROM searchable WHERE id = new.id; END;
 """
+
+
 ROWS_1 = """
 INSERT INTO meta VALUES ('schema', '1'), ('index', 'fresh'), ('categories', '{"core": [1.0, null],
   "preference": [1.0, 180], "correction": [1.0, 365], "fact": [0.9, 365], "interest": [0.8, 60], "context": [0.6, 30],
@@ -1005,60 +1102,31 @@ INSERT INTO memories VALUES (3, 'user:me', '', 'Gate code is 1180', NULL, 1, 'fa
 INSERT INTO mention_log VALUES (5, 1711e6, 'The gate code is 7345', 4, 'mail', 1);
 INSERT INTO links VALUES (5, 3, 'updates', 171e7);
 """
+
+
 NO_TRIGGERS = "DROP TRIGGER memories_ai; DROP TRIGGER memories_ad; DROP TRIGGER memories_au;"
-BEES, SAILS = "User keeps bees", "User sails on Sundays"
-
-
-def make(path: Path, *scripts: str) -> bytes:
-    """A database file as somebody else left it, and its bytes."""
-    db = sqlite3.connect(path)
-    for script in scripts:
-        db.executescript(script)
-    db.close()
-    return path.read_bytes()
-
-
-def sound(path: Path) -> None:
-    """The file is whole, and its full-text index holds exactly what the table holds."""
-    assert query(path, "PRAGMA quick_check") == [("ok",)]
-    query(path, "INSERT INTO memories_fts (memories_fts, rank) VALUES ('integrity-check', 1)")
-
-
-def contents(path: Path) -> list[str]:
-    return [content for (content,) in query(path, "SELECT content FROM memories ORDER BY id")]
-
-
-def exported(store: MemoryStore, file: Path) -> list[dict[str, Any]]:
-    store.export(file, overwrite=True)
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-def fill(store: MemoryStore, n: int, days: float = 0) -> None:
-    """Import n memories of every category, the last one mentioned `days` ago."""
-    kinds, now = list(CATEGORIES), store.clock()
-    texts = [f"Crate {i} holds lot {i * 7} of type{i % 97}" for i in range(n)]
-    store.import_(
-        json.dumps({"content": text, "category": kinds[i % 9], "created_at": now - days * DAY * i / n})
-        for i, text in enumerate(texts)
-    )
 
 
 def test_the_schema_is_the_one_written_here(store: MemoryStore, path: Path, tmp_path: Path) -> None:
     make(tmp_path / "old.db", SCHEMA_1)
     named = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    old, new = ({name: "".join(sql.split()) for name, sql in query(file, named)} for file in (tmp_path / "old.db", path))
+    old, new = (
+        {name: "".join(sql.split()) for name, sql in query(file, named)} for file in (tmp_path / "old.db", path)
+    )
     assert new == old
 
 
-UNMARKED = pytest.mark.xfail(reason="our table names without our marker: a raw IndexError or ValueError, a copy left beside")
 HALF = "UPDATE meta SET value = 'none' WHERE key = 'index'; DROP TRIGGER memories_au"
+
+
 STALE = f"DROP TABLE memories_fts; {NO_TRIGGERS} UPDATE meta SET value = 'stale' WHERE key = 'index'"
 
 
-UNNAMED = pytest.param("DELETE FROM meta WHERE key = 'schema'", marks=UNMARKED)
-
-
-@pytest.mark.parametrize("left", ["", HALF, STALE, UNNAMED], ids=["whole", "half made", "no index", "no marker"])
+@pytest.mark.parametrize(
+    "left",
+    ["", HALF, STALE, "DELETE FROM meta WHERE key = 'schema'"],
+    ids=["whole", "half made", "no index", "no marker"],
+)
 def test_a_file_of_schema_1_opens_with_all_it_holds(path: Path, tmp_path: Path, clock: Clock, left: str) -> None:
     make(path, SCHEMA_1, ROWS_1, left)
     with MemoryStore(path, clock=clock) as store:
@@ -1074,6 +1142,8 @@ def test_a_file_of_schema_1_opens_with_all_it_holds(path: Path, tmp_path: Path, 
 
 
 ALIKE = "CREATE TABLE memories (id, text); CREATE TABLE meta (key, value);"
+
+
 OTHERS = {
     "newer": SCHEMA_1 + ROWS_1 + "UPDATE meta SET value = '47' WHERE key = 'schema'; CREATE TABLE vectors (id)",
     "table": "CREATE TABLE notes (x)", "view": "CREATE VIEW n AS SELECT 1", "memories": "CREATE TABLE memories (id)",
@@ -1082,7 +1152,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=UNMARKED) if k in ("alike", "v2") else k for k in OTHERS])
+@pytest.mark.parametrize("kind", OTHERS)
 def test_the_file_of_a_newer_version_or_another_program_is_refused_untouched(path: Path, kind: str) -> None:
     before = make(path, OTHERS[kind])
     for call in (lambda s: s.recall("x"), lambda s: s.remember(BEES), lambda s: s.stats()):
@@ -1092,7 +1162,6 @@ def test_the_file_of_a_newer_version_or_another_program_is_refused_untouched(pat
     assert [file.name for file in path.parent.glob("memory.db*")] == ["memory.db"]
 
 
-@pytest.mark.xfail(reason="an IN () beside INDEXED BY: no query solution")
 def test_an_empty_store_answers(store: MemoryStore) -> None:
     assert [list(store.recall("")), list(store.recall("tea")), list(store.list_())] == [[], [], []]
     assert "no memories here yet" in store.recall("").note
@@ -1189,13 +1258,14 @@ def test_an_import_renumbers_where_ids_are_taken_and_keeps_what_is_newer(store: 
             assert [m.id for m in other.history(2)] == [3, 2]
 
 
-RAW = pytest.mark.xfail(reason="a raw Python error, or one without the number of the line")
 BAD_FIELDS = ['"created_at": "soon"', '"created_at": NaN', '"mentions": "many"', '"mention_log": 5',
-    '"links": [{"to": 1}]', *(pytest.param(field, marks=RAW) for field in ('"mentions": 1e400', '"id": 1e30',
-        '"project": ["a"]', '"project": "\\ud800"', '"mention_log": [{"mentioned_at": 5}]'))]  # fmt: skip
+    '"links": [{"to": 1}]', '"mentions": 1e400', '"id": 1e30',
+        '"project": ["a"]', '"project": "\\ud800"', '"mention_log": [{"mentioned_at": 5}]']  # fmt: skip
+
+
 BAD_LINES = ["not json", '{"content": "cut', "5", "null", '["a"]', "{}", '{"content": " "}',
              '{"content": "' + "x " * 9999 + '"}', '{"content": "my token is ghp_' + "a1B2" * 9 + '"}',
-             pytest.param("[" * 100_000, marks=RAW)]  # fmt: skip
+             "[" * 100_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", [*BAD_LINES, *BAD_FIELDS], ids=lambda line: line[:30])
@@ -1203,7 +1273,7 @@ def test_an_import_with_one_bad_line_names_it_and_keeps_nothing(store: MemorySto
     line = line if line[0] != '"' else '{"content": "Ship 4 came in", ' + line + "}"
     with pytest.raises(MemoryStoreError, match=r"line 3\b"):
         store.import_([f'{{"content": "{BEES}"}}', "", line, f'{{"content": "{SAILS}"}}'])
-    assert contents(path) == []
+    assert saved(path) == []
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "latin-1", "utf-16"])
@@ -1268,11 +1338,10 @@ def test_a_backup_of_a_store_in_use_stands_alone(store: MemoryStore, path: Path,
     assert os.path.getsize(f"{path}-wal") > 0
     cli("backup", str(tmp_path / "copy.db"), db=path)
     (tmp_path / "alone").write_bytes((tmp_path / "copy.db").read_bytes())
-    assert len(contents(tmp_path / "alone")) == 30
+    assert len(saved(tmp_path / "alone")) == 30
     sound(tmp_path / "alone")
 
 
-@pytest.mark.xfail(reason="B179: the copy is left in rollback mode, and a restored one stays so for good")
 def test_a_restored_backup_has_the_journal_mode_of_the_store(store: MemoryStore, path: Path, tmp_path: Path) -> None:
     MemoryStore(store.backup(tmp_path / "copy.db")).remember(BEES)
     assert query(tmp_path / "copy.db", "PRAGMA journal_mode") == query(path, "PRAGMA journal_mode")
@@ -1297,12 +1366,11 @@ def test_export_and_backup_overwrite_only_when_told(store: MemoryStore, tmp_path
     assert not list(tmp_path.glob("*.part"))
 
 
-OVER = pytest.mark.xfail(reason="export --force onto the store replaces the memories by JSON lines")
-
-
-@pytest.mark.parametrize("verb", [pytest.param("export", marks=OVER), "backup"])
+@pytest.mark.parametrize("verb", ["export", "backup"])
 @pytest.mark.parametrize("way", ["itself", "symlink", "hard link"])
-def test_the_store_itself_is_never_overwritten(store: MemoryStore, path: Path, tmp_path: Path, verb: str, way: str) -> None:
+def test_the_store_itself_is_never_overwritten(
+    store: MemoryStore, path: Path, tmp_path: Path, verb: str, way: str
+) -> None:
     store.remember(BEES)
     target = path if way == "itself" else tmp_path / "other"
     if way != "itself":
@@ -1311,32 +1379,8 @@ def test_the_store_itself_is_never_overwritten(store: MemoryStore, path: Path, t
         (os.symlink if way == "symlink" else os.link)(path, target)
     with pytest.raises(MemoryStoreError):
         getattr(store, verb)(target, overwrite=True)
-    assert contents(path) == [BEES]
-    assert [m.content for m in store.recall("bees")] == [BEES]
-
-
-def test_changed_weights_and_half_lives_belong_to_the_file(
-    store: MemoryStore, path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store.remember("How are kilns fired?")
-    store.remember(BEES)
-    clock.later(days=28)
-    other = MemoryStore(path, clock=clock, policy=Policy(categories={**CATEGORIES, "fact": CATEGORIES["core"]}))
-    assert (other.get(2).base_weight, other.get(1).relevance) == (0.9, 0.125)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    held = store.change_policy({"fact": 0.8}, {"question": 28, "core": 1000.5, "preference": float("inf")})
-    assert [held[kind] for kind in ("fact", "core", "preference")] == [(0.8, 365), (1, 1000.5), (1, float("inf"))]
-    for reader in (store, other, MemoryStore(path, clock=clock)):
-        assert [reader.get(i).relevance for i in (1, 2)] == pytest.approx([0.25, 0.8 * 0.5 ** (28 / 365)])
-    expected = [(forward(kind, 1, T0, Policy(categories=held)),) for kind in ("question", "fact")]
-    assert query(path, "SELECT forward FROM memories ORDER BY id") == [(pytest.approx(f, abs=1e-9),) for (f,) in expected]
-    for senseless in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(InvalidMemory):
-            store.change_policy({"core": 0.5, "fact": senseless}, {})
-        with pytest.raises(InvalidMemory):
-            store.change_policy({"core": 0.5}, {"fact": senseless} if senseless < 9 else {"hobby": 9})
-    assert dict(store.policy.categories) == held
-    other.close()
+    assert saved(path) == [BEES]
+    assert contents(store.recall("bees")) == [BEES]
 
 
 def test_stats_count_by_status_and_say_how_the_file_is(store: MemoryStore, path: Path) -> None:
@@ -1350,7 +1394,12 @@ def test_stats_count_by_status_and_say_how_the_file_is(store: MemoryStore, path:
     del stats["counts"]["fact"], counts["fact"]  # where the expired one is
     assert stats["counts"] == counts
     assert [sum(of.values()) for of in counts.values()] == [10] * 8
-    assert [stats[name] for name in ("superseded", "path", "schema", "version")] == [1, str(path), 1, mcp_memory.__version__]
+    assert [stats[name] for name in ("superseded", "path", "schema", "version")] == [
+        1,
+        str(path),
+        1,
+        mcp_memory.__version__,
+    ]
     v = sqlite3.sqlite_version_info
     affected = (3, 7, 0) <= v <= (3, 51, 2) and v not in ((3, 44, 6), (3, 50, 7))
     assert any("SQLite" in line for line in stats["health"]) == affected
@@ -1361,10 +1410,22 @@ def test_stats_count_by_status_and_say_how_the_file_is(store: MemoryStore, path:
 
 @pytest.mark.parametrize("first", ["0", "1"])
 def test_without_fts5_like_answers_and_the_next_opener_rebuilds(path: Path, first: str) -> None:
-    cli("remember", "Ticket 100% done_ at the depot", "--keywords", "garage", db=path, env={"MCP_MEMORY_FULL_TEXT": first})
+    cli(
+        "remember",
+        "Ticket 100% done_ at the depot",
+        "--keywords",
+        "garage",
+        db=path,
+        env={"MCP_MEMORY_FULL_TEXT": first},
+    )
     cli("remember", BEES, db=path, env={"MCP_MEMORY_FULL_TEXT": "0"})
     with MemoryStore(path, policy=Policy(full_text=False)) as store:
-        assert [[m.id for m in store.recall(q)] for q in ("depot?", "garage", "100%", "keeps bees")] == [[1], [1], [1], [2]]
+        assert [[m.id for m in store.recall(q)] for q in ("depot?", "garage", "100%", "keeps bees")] == [
+            [1],
+            [1],
+            [1],
+            [2],
+        ]
         assert "Nothing matches" in store.recall("zeppelin").note
         assert store.remember("user keeps BEES.").memory.id == 2
         assert store.remember("User keeps wasps", updates=2).outcome == "updated"
@@ -1373,11 +1434,10 @@ def test_without_fts5_like_answers_and_the_next_opener_rebuilds(path: Path, firs
             ids = {other.remember(SAILS).memory.id, store.remember("User paints fences").memory.id}
             assert [{m.id for m in s.recall("sails fences")} for s in (store, other)] == [ids, ids]
     with MemoryStore(path) as store:
-        assert [m.content for m in store.recall("wasp")] == ["User keeps wasps"]
+        assert contents(store.recall("wasp")) == ["User keeps wasps"]
     sound(path)
 
 
-@pytest.mark.xfail(reason="design 5: an opener that must do without the index says so once; it is silent")
 def test_an_opener_without_fts5_says_so_once(path: Path) -> None:
     cli("remember", BEES, db=path)
     told = [cli("recall", "bees", db=path, env={"MCP_MEMORY_FULL_TEXT": "0"}).stderr for _ in range(2)]
@@ -1385,32 +1445,6 @@ def test_an_opener_without_fts5_says_so_once(path: Path) -> None:
 
 
 # --- Engines ---
-
-posix = pytest.mark.skipif(os.name != "posix", reason="POSIX rights and signals")
-PRELUDE = """
-import io, json, os, sys
-from datetime import datetime, timezone
-from mcp_memory import MemoryStore, MemoryStoreError
-def tried(call):
-    try:
-        return call()
-    except MemoryStoreError as exc:
-        return f"{type(exc).__name__}: {exc}"
-"""
-
-
-def child(code: str, *args: Any, **env: str) -> "subprocess.Popen[str]":
-    """Run code in a Python of its own."""
-    command, pipe = [sys.executable, "-c", PRELUDE + code, *map(str, args)], subprocess.PIPE
-    environ = {**os.environ, "PYTHONUTF8": "1", **env}
-    return subprocess.Popen(command, cwd=MODULE.parent, stdout=pipe, stderr=pipe, encoding="utf-8", env=environ)
-
-
-def outputs(*children: "subprocess.Popen[str]") -> list[str]:
-    """What they printed, once all have ended well and silently."""
-    said = [each.communicate(timeout=60) for each in children]
-    assert [(each.returncode, err) for each, (_, err) in zip(children, said, strict=True)] == [(0, "")] * len(children)
-    return [out for out, _ in said]
 
 
 @pytest.mark.parametrize(
@@ -1420,7 +1454,7 @@ def outputs(*children: "subprocess.Popen[str]") -> list[str]:
      *([("", ".local/share/mcp-decaying-memory/memory.db")] if sys.platform == "linux" else [])],
 )  # fmt: skip
 def test_a_path_in_the_environment_counts_from_the_home_folder(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, place: str
+    home: Path, tmp_path: Path, monkeypatch: Patch, given: str, place: str
 ) -> None:
     for name, value in (("MCP_MEMORY_DB", given), ("BASE", f"{home}/base"), ("XDG_DATA_HOME", "relative/is/ignored")):
         monkeypatch.setenv(name, value)
@@ -1436,7 +1470,7 @@ def test_a_path_in_the_environment_counts_from_the_home_folder(
 
 
 @pytest.mark.parametrize("given", ["${NOT_SET}/mem.db", "$NOT_SET/mem.db", "~nobody-at-all/mem.db", "a/${NOT_SET}.db"])
-def test_what_cannot_be_expanded_is_refused_and_nothing_is_made(home: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_what_cannot_be_expanded_is_refused_and_nothing_is_made(home: Path, monkeypatch: Patch, given: str) -> None:
     monkeypatch.setenv("MCP_MEMORY_DB", given)
     monkeypatch.chdir(home)
     for path in (None, given):
@@ -1459,7 +1493,7 @@ def test_any_name_is_taken_as_it_is_and_missing_folders_are_made(tmp_path: Path,
     assert "bees" in cli("recall", "bees", db=path).stdout
     assert [file.name for file in path.parent.iterdir()] == [name]  # no log is left: this file alone is complete
     (tmp_path / "alone").write_bytes(path.read_bytes())
-    assert contents(tmp_path / "alone") == [BEES, SAILS]
+    assert saved(tmp_path / "alone") == [BEES, SAILS]
 
 
 def test_a_folder_or_a_path_through_a_file_is_a_plain_error(tmp_path: Path) -> None:
@@ -1470,7 +1504,7 @@ def test_a_folder_or_a_path_through_a_file_is_a_plain_error(tmp_path: Path) -> N
     assert {file.name for file in tmp_path.iterdir()} == {"home", "file"}
 
 
-@posix
+@POSIX
 def test_all_our_files_are_private_and_foreign_ones_keep_their_mode(tmp_path: Path) -> None:
     def modes(*files: Path) -> set[str]:
         return {f"{file.stat().st_mode & 0o777:o}" for file in files}
@@ -1494,7 +1528,7 @@ def test_all_our_files_are_private_and_foreign_ones_keep_their_mode(tmp_path: Pa
         os.umask(umask)
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize("dangling", [True, False])
 def test_a_symlink_is_followed_and_stays(tmp_path: Path, dangling: bool) -> None:
     real, link = tmp_path / "real" / "memory.db", tmp_path / "link.db"
@@ -1504,9 +1538,9 @@ def test_a_symlink_is_followed_and_stays(tmp_path: Path, dangling: bool) -> None
     link.symlink_to(real)
     with MemoryStore(link) as store:
         store.remember(BEES)
-        assert [m.content for m in MemoryStore(real).recall("bees")] == [BEES]
+        assert contents(MemoryStore(real).recall("bees")) == [BEES]
     assert link.is_symlink()
-    assert contents(real)[-1:] == [BEES]
+    assert saved(real)[-1:] == [BEES]
     assert [file.name for file in tmp_path.glob("*.db*")] == ["link.db"]
 
 
@@ -1520,10 +1554,12 @@ s.close()
 """
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize(("file_mode", "folder_mode"), [(0o444, 0o555), (0o444, 0o777), (0o666, 0o555), (0, 0o555)])
 @pytest.mark.parametrize(("wal", "linked"), [(True, False), (False, False), (True, True)])
-def test_a_store_that_cannot_be_written_can_be_read_and_says_so(file_mode: int, folder_mode: int, wal: bool, linked: bool) -> None:
+def test_a_store_that_cannot_be_written_can_be_read_and_says_so(
+    file_mode: int, folder_mode: int, wal: bool, linked: bool
+) -> None:
     with tempfile.TemporaryDirectory() as top:  # the folders of pytest are closed to other users
         path = Path(top, "kept", "a #1 ?%41 ü.db")
         with MemoryStore(path, policy=Policy(wal=wal)) as store:
@@ -1543,10 +1579,10 @@ def test_a_store_that_cannot_be_written_can_be_read_and_says_so(file_mode: int, 
             assert ("can only be read" in refusal) == bool(file_mode)
             assert str(given) in refusal
         assert path.read_bytes() == before
-        assert contents(path) == [BEES]
+        assert saved(path) == [BEES]
 
 
-@posix
+@POSIX
 def test_a_network_or_windows_mount_gets_a_rollback_journal_and_a_warning(path: Path) -> None:
     with MemoryStore(f"/{path}") as store:  # two slashes: a share
         store.remember(BEES)
@@ -1561,10 +1597,6 @@ def test_the_owner_chooses_the_journal_of_new_files_and_a_file_keeps_its_own(pat
         assert query(path, "PRAGMA journal_mode") == [(mode,)]
 
 
-SKEWED = pytest.mark.xfail(reason="a stamp a moment ahead, from a racing process, counts inside the debounce window")
-
-
-@SKEWED
 def test_a_mention_read_a_moment_before_the_one_it_meets_is_the_same_moment(path: Path) -> None:
     for seconds in (0.02, 0, 0.01):  # three processes read their clocks, the latest commits first
         said = MemoryStore(path, clock=Clock(T0 + seconds), policy=Policy()).remember(BEES)
@@ -1581,32 +1613,36 @@ with MemoryStore(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.parametrize(("hours", "mentions"), [("0", 100), pytest.param("6", 1, marks=SKEWED)])
+@pytest.mark.parametrize(("hours", "mentions"), [("0", 100), ("6", 1)])
 @pytest.mark.parametrize("wal", ["1", "0"])
 def test_many_processes_on_one_file_lose_and_double_nothing(path: Path, hours: str, mentions: int, wal: str) -> None:
     outputs(*(child(WRITER, path, i, MCP_MEMORY_DEBOUNCE_HOURS=hours, MCP_MEMORY_WAL=wal) for i in range(4)))
-    assert len(contents(path)) == len(set(contents(path))) == 201
+    assert len(saved(path)) == len(set(saved(path))) == 201
     assert query(path, "SELECT max(mentions), sum(mentions) FROM memories") == [(mentions, 200 + mentions)]
     assert query(path, "SELECT count(*), sum(counted) FROM mention_log") == [(99, mentions - 1)]
     sound(path)
 
 
-RUNS = [("Runner {} is on the list", 6, 10, 1), pytest.param("It rains", 6, 1, 1, marks=SKEWED), ("It rains", 0, 1, 10)]
+RUNS = [("Runner {} is on the list", 6, 10, 1), ("It rains", 6, 1, 1), ("It rains", 0, 1, 10)]
 
 
 @pytest.mark.parametrize(("say", "hours", "rows", "mentions"), RUNS)
-def test_ten_first_starts_at_once_make_one_store(tmp_path: Path, say: str, hours: int, rows: int, mentions: int) -> None:
+def test_ten_first_starts_at_once_make_one_store(
+    tmp_path: Path, say: str, hours: int, rows: int, mentions: int
+) -> None:
     path = tmp_path / "new" / "folder" / "memory.db"
     command = [sys.executable, str(MODULE), "--db", str(path), "remember"]
     env, pipe = {**os.environ, "MCP_MEMORY_DEBOUNCE_HOURS": str(hours)}, subprocess.PIPE
-    outputs(*[subprocess.Popen([*command, say.format(i)], env=env, stdout=pipe, stderr=pipe, text=True) for i in range(10)])
+    outputs(
+        *[subprocess.Popen([*command, say.format(i)], env=env, stdout=pipe, stderr=pipe, text=True) for i in range(10)]
+    )
     assert query(path, "SELECT count(*), max(mentions), min(mentions) FROM memories") == [(rows, mentions, mentions)]
     objects = "SELECT type, count(*) FROM sqlite_master WHERE type = 'trigger' OR sql LIKE '%USING fts5%' GROUP BY 1"
     assert query(path, objects) == [("table", 1), ("trigger", 3)]
     sound(path)
 
 
-@pytest.mark.parametrize(("hours", "mentions"), [(0, 160), pytest.param(6, 1, marks=SKEWED)])
+@pytest.mark.parametrize(("hours", "mentions"), [(0, 160), (6, 1)])
 def test_threads_share_one_store(path: Path, hours: int, mentions: int) -> None:
     with MemoryStore(path, policy=replace(QUICK, debounce_hours=hours)) as store, ThreadPoolExecutor(8) as pool:
 
@@ -1615,7 +1651,9 @@ def test_threads_share_one_store(path: Path, hours: int, mentions: int) -> None:
             return len(store.recall("beekeeping"))
 
         assert set(pool.map(work, range(160))) == {1}
-    assert query(path, "SELECT count(*), max(mentions), sum(mentions) FROM memories") == [(161, mentions, 160 + mentions)]
+    assert query(path, "SELECT count(*), max(mentions), sum(mentions) FROM memories") == [
+        (161, mentions, 160 + mentions)
+    ]
     sound(path)
 
 
@@ -1637,7 +1675,7 @@ def test_a_foreign_writer_makes_the_store_busy_until_it_lets_go(path: Path, busy
         foreign.execute("ROLLBACK")
         foreign.close()
         assert store.remember(SAILS).memory.id == 2
-    assert contents(path) == [BEES, SAILS]
+    assert saved(path) == [BEES, SAILS]
 
 
 KILLED = """
@@ -1650,7 +1688,7 @@ with MemoryStore(sys.argv[1]) as store:
 """
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize("wal", ["1", "0"])
 def test_kill_9_loses_no_acknowledged_memory(path: Path, wal: str) -> None:
     acknowledged: list[str] = []
@@ -1661,7 +1699,7 @@ def test_kill_9_loses_no_acknowledged_memory(path: Path, wal: str) -> None:
         writer.send_signal(signal.SIGKILL)
         acknowledged += writer.communicate()[0].split("\n")[:-1]
         assert MemoryStore(path).remember(f"Turn {turn} is over").outcome == "stored"
-        assert set(acknowledged) <= set(contents(path))
+        assert set(acknowledged) <= set(saved(path))
         sound(path)
 
 
@@ -1681,7 +1719,7 @@ with MemoryStore(sys.argv[1]) as store:
 """
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize("wal", ["1", "0"])
 def test_a_full_disk_is_told_and_keeps_what_was_there_until_there_is_space(path: Path, wal: str) -> None:
     said, found, after = json.loads(outputs(child(FULL, path, MCP_MEMORY_WAL=wal))[0])
@@ -1689,16 +1727,13 @@ def test_a_full_disk_is_told_and_keeps_what_was_there_until_there_is_space(path:
     for refusal in said[-2:]:
         assert re.search(r"(?i)disk.*nothing was saved", refusal)
     assert (found, after) == (["User lives in Porto"], "updated")
-    assert len(contents(path)) == len(said) - 2 + 1
+    assert len(saved(path)) == len(said) - 2 + 1
     sound(path)
 
 
-REPLAYED = pytest.mark.xfail(reason="the old write-ahead log is replayed into the file that took the place")
-
-
-@pytest.mark.parametrize("successor", ["none", pytest.param("older", marks=REPLAYED), pytest.param("other", marks=REPLAYED)])
+@pytest.mark.parametrize("successor", ["none", "older", "other"])
 def test_a_file_removed_or_replaced_while_running_is_taken_as_it_is(
-    store: MemoryStore, path: Path, tmp_path: Path, successor: str, capsys: pytest.CaptureFixture[str]
+    store: MemoryStore, path: Path, tmp_path: Path, successor: str, capsys: Capsys
 ) -> None:
     store.remember(BEES)
     with MemoryStore(tmp_path / "other.db") as other:
@@ -1711,39 +1746,15 @@ def test_a_file_removed_or_replaced_while_running_is_taken_as_it_is(
         pytest.skip("this system keeps open files in place")
     store.remember(SAILS)
     store.close()
-    assert contents(path) == {"none": [], "older": [BEES], "other": ["User paints fences"]}[successor] + [SAILS]
+    assert saved(path) == {"none": [], "older": [BEES], "other": ["User paints fences"]}[successor] + [SAILS]
     assert "removed or replaced" in capsys.readouterr().err
     sound(path)
 
 
-# --- Benchmarks ---
-
-
-@pytest.mark.bench
-def test_speed_is_flat_from_a_thousand_to_ten_thousand(tmp_path: Path) -> None:
-    took: dict[str, list[float]] = {}
-    for n in (1000, 10_000):
-        with MemoryStore(tmp_path / f"{n}.db", policy=QUICK) as store:
-            fill(store, n, days=400)
-            calls: dict[str, Callable[[int], Any]] = {
-                "remember": lambda i: store.remember(f"Visitor {i} of hall{i % 7} asked for the lighthouse keeper"),
-                "recall": lambda i: store.recall(f"which crate holds lot {i * 7} of type{i % 97}"),
-                "top 10": lambda _: store.recall("")}  # fmt: skip
-            for name, call in calls.items():
-                times = []
-                for i in range(61):
-                    start = time.perf_counter()
-                    call(i)
-                    times.append(time.perf_counter() - start)
-                took.setdefault(name, []).append(1000 * sorted(times)[30])
-    print({name: [round(t, 2) for t in times] for name, times in took.items()})
-    assert {name: (small, large) for name, (small, large) in took.items() if large > 4 * small + 1 or large > 50} == {}
 # --- MCP server ---
 
+
 LINE = re.compile(r"^#(\d+) \[(ACTIVE|FADING|DEAD)\] (\S+), ", re.MULTILINE)
-POSIX = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and terminals only")
-LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-WORLD = "下个月搬到湖边 naïve Ünï 🦊🏽 мышь שלום"
 
 
 class Client:
@@ -1861,10 +1872,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     assert [file.name for file in folder.iterdir()] == ["memory.db"]
 
 
-def saved(db: Path) -> list[str]:
-    return [content for (content,) in query(db, "SELECT content FROM memories ORDER BY id")]
-
-
 def alone(db: Path) -> list[str]:
     """What a copy of the main file holds, without its write-ahead log."""
     copy = db.with_name("alone.db")
@@ -1894,7 +1901,6 @@ def test_three_small_tools_and_the_instructions_say_when_to_call_them(shared: Cl
         assert part in words
 
 
-@pytest.mark.xfail(reason="on mcp 2.x the version must be given to the constructor")
 def test_the_server_names_itself_with_its_own_version(shared: Client) -> None:
     assert shared.hello["serverInfo"]["version"] == mcp_memory.__version__
 
@@ -1953,7 +1959,6 @@ def test_an_id_is_taken_in_every_form_a_model_may_send(shared: Client, form: Any
     assert shared.outcome("forget", {"target": number})[1]
 
 
-@pytest.mark.xfail(reason="the reply to forget is cut at 600 characters, so a mistake cannot be undone")
 def test_what_forget_erased_is_in_its_reply_whole(shared: Client) -> None:
     text = "A long story about a lighthouse, " + "stairs and " * 400 + "the end"
     number = re.search(r"#(\d+)", shared.tool("remember", content=text))[1]
@@ -1981,7 +1986,6 @@ def test_resources_and_prompts_answer(shared: Client) -> None:
         assert "the tram" in message["content"]["text"]
 
 
-@pytest.mark.xfail(reason="a missing id is searched as a word, so memory://ID shows another memory")
 def test_the_resource_of_a_missing_memory_is_not_another_one(shared: Client) -> None:
     shared.tool("remember", content="Gate 777777 is blue")
     text = shared.request("resources/read", {"uri": "memory://777777"})["contents"][0]["text"]
@@ -2024,7 +2028,7 @@ def line_of(content: bytes, tool: bytes = b"remember", key: bytes = b"content") 
     (rb"half a fox \ud83e here", "half a fox \ufffd here"), (rb"turned \udd8a\uD83E pair", "turned \ufffd\ufffd pair"),
     (rb"whole \ud83e\udd8a fox", "whole 🦊 fox"), (rb"written \\ud83e stays", r"written \ud83e stays"),
     (rb"alpha\u0000omega", "alpha omega"), (b"caf\xff lamp", "caf\ufffd lamp"), (rb"caf\u00e9 \ud83e", "café \ufffd"),
-    pytest.param(b"caf\xff \\ud83e", "caf\ufffd \ufffd", marks=pytest.mark.xfail(reason="needs valid UTF-8")),
+    (b"caf\xff \\ud83e", "caf\ufffd \ufffd"),
 ])  # fmt: skip
 def test_a_line_with_odd_text_is_answered(client: Client, path: Path, sent: bytes, kept: str) -> None:
     client.raw(line_of(sent))
@@ -2073,7 +2077,6 @@ def test_stdout_is_the_protocol_alone_and_stderr_empty(start: Start, path: Path,
     assert client.errors == b""
 
 
-@pytest.mark.xfail(reason="mcp 1.x logs the input of an invalid request")
 def test_no_stored_or_sent_text_is_ever_logged(client: Client) -> None:
     for tool, key in (("remember", "content"), ("remember", "category"), ("recall", "at"), ("forget", "target")):
         client.outcome(tool, {"content": "tea", key: "canary"})
@@ -2247,9 +2250,16 @@ def test_the_sdks_own_client_lists_remembers_recalls_and_forgets(path: Path, way
 
 # --- Command line ---
 
+
 EVIL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 TABLE = re.compile(r"^ +#(\d+) (ACTIVE|FADING|DEAD) +(\S{5}) +([\d.]+) +(\d+)x (\S+) +(.*)$", re.MULTILINE)
+
+
 DARK, RUST = "User prefers dark mode", "User asked about Rust"
+
+
 UTF8 = {"PYTHONIOENCODING": "utf-8"}
 
 
@@ -2316,7 +2326,7 @@ def test_the_file_is_named_before_or_after_the_verb_or_by_the_environment(two: P
     (["remember", WORLD, "--json"], "outcome", "stored"),
     (["stats", "--json"], "memories", 2), (["policy", "--json"], "core", {"base_weight": 1.0, "half_life_days": None}),
     (["show", "1", "--json"], "more", 0), (["restore", "1", "--json"], "content", DARK),
-    pytest.param(["forget", "1", "--json"], "content", DARK, marks=pytest.mark.xfail(reason="prints a sentence")),
+    (["forget", "1", "--json"], "content", DARK),
 ])  # fmt: skip
 def test_json_parses_for_every_verb(two: Path, args: list[str], key: str, value: Any) -> None:
     if args[0] == "restore":
@@ -2334,7 +2344,6 @@ def test_another_time_is_looked_at_without_changing_anything(two: Path) -> None:
     assert (saved(two), query(two, "SELECT mentions, mentioned_at, forward FROM memories")) == before
 
 
-@pytest.mark.xfail(reason="argparse takes -30d for an option; --since=-30d works")
 def test_a_time_may_begin_with_a_minus(two: Path) -> None:
     assert DARK in cli("recall", "--since", "-30d", "dark", db=two).stdout
 
@@ -2386,7 +2395,6 @@ def test_a_cp1252_console_survives_any_text(path: Path) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
 
 
-@pytest.mark.xfail(reason="standard input and output of export, import and --json follow the console's code page")
 @pytest.mark.parametrize("way", ["export", "import", "json"])
 def test_data_is_utf8_whatever_the_code_page(path: Path, tmp_path: Path, way: str) -> None:
     cli("remember", WORLD, db=path)
@@ -2419,10 +2427,7 @@ def test_errors_go_to_stderr_with_an_exit_code(two: Path, code: int, args: list[
     assert two.read_bytes() == before
 
 
-EMPTY = pytest.mark.xfail(reason="no project yet: IN () with INDEXED BY has no query solution")
-
-
-@pytest.mark.parametrize("args", [["stats"], *(pytest.param(a, marks=EMPTY) for a in (["list"], ["recall", "x"]))])
+@pytest.mark.parametrize("args", [["stats"], ["list"], ["recall", "x"]])
 def test_an_empty_store_is_no_error(path: Path, args: list[str]) -> None:
     assert re.search(r"\b(no|0) memor|memories: 0", cli(*args, db=path).stdout, re.IGNORECASE)
 
@@ -2463,10 +2468,7 @@ def test_a_file_is_never_replaced_unasked(two: Path, tmp_path: Path, verb: str) 
     assert not list(tmp_path.glob("*.part"))
 
 
-REPLACED = pytest.mark.xfail(reason="export --force replaces the memories themselves: data loss")
-
-
-@pytest.mark.parametrize("verb", ["backup", pytest.param("export", marks=REPLACED)])
+@pytest.mark.parametrize("verb", ["backup", "export"])
 def test_the_live_file_is_refused_as_a_target_even_by_force(two: Path, tmp_path: Path, verb: str) -> None:
     for target in (two, tmp_path / "home" / ".." / two.name):
         assert cli(verb, str(target), "--force", db=two, check=False).returncode == 1
@@ -2548,7 +2550,7 @@ def test_importing_is_silent_and_the_command_line_never_loads_the_sdk(two: Path,
     assert list(home.iterdir()) == []
 
 
-def test_main_returns_its_exit_code(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_returns_its_exit_code(two: Path, capsys: Capsys) -> None:
     assert main(["--db", str(two), "list"]) == 0
     assert DARK in capsys.readouterr().out
     assert main(["--db", str(two), "show", "99"]) == 1
@@ -2572,3 +2574,27 @@ def test_the_metadata_names_one_command_and_bounds_the_sdk() -> None:
         for name, value in (("name", "mcp-decaying-memory"), ("mcp-decaying-memory", "mcp_memory:main")):
             assert f'{name} = "{value}"' in text.splitlines()
         assert "mcp>=1.23,<3" in text
+
+
+# --- Benchmarks ---
+
+
+@pytest.mark.bench
+def test_speed_is_flat_from_a_thousand_to_ten_thousand(tmp_path: Path) -> None:
+    took: dict[str, list[float]] = {}
+    for n in (1000, 10_000):
+        with MemoryStore(tmp_path / f"{n}.db", policy=QUICK) as store:
+            fill(store, n, days=400)
+            calls: dict[str, Callable[[int], Any]] = {
+                "remember": lambda i: store.remember(f"Visitor {i} of hall{i % 7} asked for the lighthouse keeper"),
+                "recall": lambda i: store.recall(f"which crate holds lot {i * 7} of type{i % 97}"),
+                "top 10": lambda _: store.recall("")}  # fmt: skip
+            for name, call in calls.items():
+                times = []
+                for i in range(61):
+                    start = time.perf_counter()
+                    call(i)
+                    times.append(time.perf_counter() - start)
+                took.setdefault(name, []).append(1000 * sorted(times)[30])
+    print({name: [round(t, 2) for t in times] for name, times in took.items()})
+    assert {name: (small, large) for name, (small, large) in took.items() if large > 4 * small + 1 or large > 50} == {}
