@@ -883,10 +883,10 @@ IMPORT_LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT {I
 ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("memories", "id"))
 ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
-POOL = 200  # memories looked at closely for one recall
-ALIKE, CLOSE = 0.2, 0.5  # what a synonym counts, and a close word for an unknown one
+POOL = 250  # memories looked at closely for one recall
+ALIKE, CLOSE, VAGUE = 0.2, 0.5, 0.5  # what counts a synonym, a close word for an unknown one, and a word like "ask"
 WORSE = 0.1  # of the last shown match: what matches less cannot come up
-NEIGHBOURS = {-1: 0.25, 1: 0.25, -2: 0.1, 2: 0.1}  # share of the match of what was said just before and after
+NEIGHBOURS = {-1: 0.3, 1: 0.3, -2: 0.15, 2: 0.15}  # share of the match of what was said just before and after
 TIMELY = 2.0  # a memory of the time that the question names
 NAMED = 1.5  # a memory that opens with a name of the question
 COUNTED = 2001  # counting stops here, so that it costs the same in a large store
@@ -1341,10 +1341,10 @@ class MemoryStore:
             if unread:
                 words = {stem(w) for w in WORD.findall(fold(f"{row['content']} {row['tags']} {row['keywords']}"))}
                 match += sum(weight for unit, weight in unread.items() if stem(unit) in words)
-            near = (
-                (rows[i + step][0], part * matches[i + step]) for step, part in NEIGHBOURS.items() if i + step in rows
-            )
-            worth = match + sum(part for other, part in near if _together(row, other))
+            worth = match
+            if row["source"]:
+                near = ((rows[i + k][0], part * matches[i + k]) for k, part in NEIGHBOURS.items() if i + k in rows)
+                worth += sum(part for other, part in near if _together(row, other))
             if names and (opening := WORD.match(row["content"])) and opening[0].lower() in names:
                 worth *= NAMED
             if span and span[0] - DAY <= row["created_at"] <= span[1] + DAY:
@@ -1396,6 +1396,7 @@ class MemoryStore:
             counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
         total = max(FEW, self._db.execute("SELECT max(id) FROM memories")[0][0] or 0, *counts.values())
         idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
+        idf.update({unit: VAGUE * idf[unit] for unit in units if unit in EMPTY})
         whole, left = sum(idf.values()), bound
         matches: dict[int, float] = {}
         unread: dict[str, float] = {}
