@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import lru_cache, wraps
 from heapq import nlargest
 from itertools import zip_longest
 from pathlib import Path
@@ -581,7 +581,8 @@ def fingerprint(content: str) -> int:
 
 # Same statement, same topic. Words without any meaning of their own when somebody says something again:
 EMPTY = frozenset(
-    "interest interested interests myself person "
+    "interest interested interests myself person awesome bye cool great hello hey hi nice ok okay oh thank thanks wow "
+    "yeah yes "
     "a actually also always an another are ask asked asking asks be because been being called curious currently "
     "decided do does due explain has have help helped i instead is it its just know known knows mainly me mostly "
     "my name named names now of often our over question questions rather really s show showed something still tell "
@@ -683,6 +684,7 @@ def statement(text: str) -> Statement:
     pattern = rf"want-to|used-to|(?:(?<![\w.)-])-)?\d+{UNITS}|(?:(?<![\w.)-])-)?\d+|[^\W\d_]+"
     tokens = [NUMBERS.get(token, token) for token in re.findall(pattern, plain)]
     content = [CANONICAL["like"] if token in DISLIKES else _canonical(token) for token in tokens]
+    content[:1] = [""] if re.match(r"[A-Z]\w+: ", text) else content[:1]  # who speaks is no topic
     order = tuple(filter(None, content))
     sides = (
         (DIRECTIONS[token], frozenset(content[:i]) - {""}, frozenset(content[i + 1 :]) - {""})
@@ -691,6 +693,8 @@ def statement(text: str) -> Statement:
     )
     marks = {token for token in tokens if token in LIMITS}
     marks |= {"not"} if sum(token in NEGATIONS for token in tokens) % 2 else set()
+    speaker = re.match(r"([A-Z]\w+): ", text)
+    marks |= {speaker[1]} if speaker else set()
     marks |= {"?"} if ASKS.search(text) else set()
     letters = re.findall(r"(?<=\w )[B-HJ-Z]\b(?![.'+#])|(?<=\w )A$", text)
     return Statement(
@@ -779,8 +783,8 @@ def same_topic(new: str, old: str) -> bool:
     if UNSPACED.search(new) or UNSPACED.search(old):
         return False
     a, b = statement(new), statement(old)
-    denied = {"not"} & (a.marks ^ b.marks)
-    return bool(a.words) and a.words <= b.words and a.numbers == b.numbers and not denied
+    other = (a.marks ^ b.marks) - LIMITS - {"?"}  # a negation, another speaker
+    return bool(a.words) and a.words <= b.words and a.numbers == b.numbers and not other
 
 
 def contradicts(one: str, other: str) -> bool:
@@ -820,6 +824,7 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS mention_log (memory_id INTEGER NOT NULL, mentioned_at REAL NOT NULL, content TEXT,
         fingerprint INTEGER NOT NULL, source TEXT, counted INTEGER NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS mention_log_memory ON mention_log (memory_id, mentioned_at)",
+    "CREATE INDEX IF NOT EXISTS mention_log_said ON mention_log (fingerprint)",
     """CREATE TABLE IF NOT EXISTS links (from_id INTEGER NOT NULL, to_id INTEGER NOT NULL,
         kind TEXT NOT NULL CHECK (kind IN ('updates', 'extends', 'derives')), created_at REAL NOT NULL,
         PRIMARY KEY (from_id, to_id, kind)) WITHOUT ROWID""",
@@ -863,13 +868,13 @@ LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at)
 SUPERSEDE = f"""UPDATE memories SET superseded_at = :now WHERE id = :to_id AND superseded_at IS NULL AND EXISTS
     (SELECT 1 FROM links WHERE to_id = :to_id AND kind = 'updates'
      AND from_id IN (SELECT id FROM memories WHERE {HERE}))"""
-VERSIONS = """WITH RECURSIVE walk (id) AS (SELECT ?1
+VERSIONS = """WITH RECURSIVE walk (id) AS (SELECT :id
     UNION SELECT to_id FROM links JOIN walk ON from_id = walk.id WHERE kind = 'updates'
     UNION SELECT from_id FROM links JOIN walk ON to_id = walk.id WHERE kind = 'updates') SELECT id FROM walk"""
 # A walk from project to project along the index, where DISTINCT would read it all.
 PROJECTS = """WITH RECURSIVE p (project) AS (
-    SELECT min(project) FROM memories WHERE space = ?1 AND superseded_at IS NULL UNION ALL
-    SELECT (SELECT min(project) FROM memories WHERE space = ?1 AND superseded_at IS NULL AND project > p.project)
+    SELECT min(project) FROM memories WHERE space = :space AND superseded_at IS NULL UNION ALL
+    SELECT (SELECT min(project) FROM memories WHERE space = :space AND superseded_at IS NULL AND project > p.project)
     FROM p WHERE p.project IS NOT NULL) SELECT project FROM p WHERE project IS NOT NULL"""
 IMPORTED = (
     "(SELECT id FROM memories WHERE space = :space AND project = :project AND fingerprint = :of AND created_at = :born)"
@@ -1220,21 +1225,36 @@ class MemoryStore:
             note = "There is no word in the query: this is what is most relevant now." if text else ""
             return self._top(seen, most, note)
         hits, others = self._matching(text, units, seen, most)
+        hits = self._same_words(text, seen, hits)
         top = self._most_relevant(seen, most) if self._wide(text, units, hits) else []
         if not hits and not top:
             return Recalled((), 0, f"Nothing matches. {self._how_many(seen)}")
         note = ""
         if top:
             note = "Nothing matches these words well; mixed with what is most relevant now."
-            rare = all(general(unit) for unit in units) and 3 < len(hits)
-            pairs = ((None, hit) for hit in (*top, *hits)) if rare or not hits else zip_longest(hits, top)
+            common = all(general(unit) for unit in units) and len(hits) > 3
+            pairs = zip_longest([], [*top, *hits]) if common or not hits else zip_longest(hits, top)
             matched = {hit.row["id"]: hit for hit in hits}
-            mixed = {hit.row["id"]: matched.get(hit.row["id"], hit) for pair in pairs for hit in pair if hit}
-            hits = list(mixed.values())
+            mixed = [hit for pair in pairs for hit in pair if hit]
+            hits = list({hit.row["id"]: matched.get(hit.row["id"], hit) for hit in mixed}.values())
         return self._recalled(hits[:most], seen, others, " ".join(filter(None, [note, *_newer(hits[:most])])))
 
+    def _same_words(self, text: str, seen: View, hits: list[Hit]) -> list[Hit]:
+        """The hits with whatever says exactly this, or did, in front: it is found however common its words are."""
+        said = fingerprint(text)
+        logged = [
+            i for (i,) in self._db.execute("SELECT memory_id FROM mention_log WHERE fingerprint = ? LIMIT 5", (said,))
+        ]
+        rows = self._rows(f"{seen.where} AND fingerprint = ? LIMIT 5", *seen.params, said)
+        exact = [
+            Hit(2.0, 1.0, v, r)
+            for r, v in self._valued(rows or self._rows_by_id(logged, seen.where, *seen.params), seen)
+        ]
+        known = {hit.row["id"] for hit in exact}
+        return [*exact, *(hit for hit in hits if hit.row["id"] not in known)]
+
     def _wide(self, text: str, units: list[str], hits: list[Hit]) -> bool:
-        """Whether a question is answered by what is most relevant: nothing specific is asked, or nothing matches well."""
+        """Whether what is most relevant answers a question: nothing specific is asked, or nothing matches well."""
         if all(general(unit) for unit in units) or (hits and max(h.match or 0 for h in hits) < self.policy.weak_match):
             return True
         specific = [unit for unit in units if not general(unit)]
@@ -1499,12 +1519,12 @@ class MemoryStore:
             lines.append(moment_text + (f": {quoted(content)}" if content else ""))
         versions = self._versions(row)
         lines += [f"version {_memory(v, moment, self.policy)}" for v in versions[-20:] if len(versions) > 1]
-        links = "SELECT from_id, kind, to_id FROM links WHERE from_id = ?1 OR to_id = ?1 ORDER BY created_at LIMIT 50"
-        lines += [f"#{from_id} {kind} #{to_id}" for from_id, kind, to_id in self._db.execute(links, (memory.id,))]
+        links = "SELECT from_id, kind, to_id FROM links WHERE from_id = :id OR to_id = :id ORDER BY created_at LIMIT 50"
+        lines += [f"#{from_id} {kind} #{to_id}" for from_id, kind, to_id in self._db.execute(links, {"id": memory.id})]
         return Recalled([memory], 0, "\n".join(lines))
 
     def _versions(self, row: Row) -> list[Row]:
-        ids = [i for (i,) in self._db.execute(VERSIONS, (row["id"],))]
+        ids = [i for (i,) in self._db.execute(VERSIONS, {"id": row["id"]})]
         return sorted(self._reachable(ids), key=lambda r: (r["superseded_at"] or math.inf, r["created_at"], r["id"]))
 
     # Forget and restore
@@ -1562,9 +1582,9 @@ class MemoryStore:
         if row["superseded_at"] is None:
             return self._unmerge(row, now)
         undo = "UPDATE OR IGNORE memories SET superseded_at = NULL WHERE id = ? RETURNING id"
-        unlink = """DELETE FROM links WHERE to_id = ?1 AND kind = 'updates'
-            AND EXISTS (SELECT 1 FROM memories WHERE id = ?1 AND superseded_at IS NULL)"""
-        if not self._db.batch([(undo, (row["id"],)), (unlink, (row["id"],))])[0]:
+        unlink = """DELETE FROM links WHERE to_id = :id AND kind = 'updates'
+            AND EXISTS (SELECT 1 FROM memories WHERE id = :id AND superseded_at IS NULL)"""
+        if not self._db.batch([(undo, (row["id"],)), (unlink, {"id": row["id"]})])[0]:
             raise InvalidMemory(
                 f"A newer memory says what #{row['id']} says; nothing was changed. Forget that one first."
             )
@@ -1791,7 +1811,7 @@ class MemoryStore:
     def _projects(self, project: Any = None) -> list[str]:
         if chosen := self._project(project):
             return [chosen, ""]
-        return [p for (p,) in self._db.execute(PROJECTS, (self.space,))] or [""]
+        return [p for (p,) in self._db.execute(PROJECTS, {"space": self.space})] or [""]
 
     def _reach(self) -> tuple[str, tuple[str, ...]]:
         """What this caller may read and change at all, as a WHERE clause: the one place that decides it."""
@@ -1912,7 +1932,7 @@ class MemoryStore:
         self._db.batch(steps())
 
 
-KEEP_META = "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
+KEEP_META = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
 def _newer(hits: Sequence[Hit]) -> Iterator[str]:
@@ -1947,6 +1967,10 @@ def locate(path: str | os.PathLike[str] | None) -> str:
         return str(_data_folder() / "memory.db")
     if text == ":memory:":
         return text
+    if text[:1] == text[-1:] and text[:1] in ("'", '"'):
+        text = text[1:-1]  # quotes that a shell would have taken off
+    if re.match(r"[a-z]{2,}:/", text, re.IGNORECASE):
+        raise MemoryStoreError(f"{text!r} is a URL; give a path, such as ~/memories/memory.db.")
     expanded = os.path.expanduser(os.path.expandvars(text))
     if unknown := re.search(r"\$\{[^}]*\}|\$[A-Za-z_]\w*|^~", expanded):
         raise MemoryStoreError(
@@ -2018,7 +2042,7 @@ class LocalFile:
         if self.read_only:  # no side files can be made: without a log to read the file is taken as it stands
             name = f"{Path(self.path).as_uri()}?mode=ro{'' if os.path.exists(self.path + '-wal') else '&immutable=1'}"
         return sqlite3.connect(
-            name, self.policy.busy_seconds, isolation_level=None, check_same_thread=False, uri=self.read_only
+            name, timeout=self.policy.busy_seconds, isolation_level=None, check_same_thread=False, uri=self.read_only
         )
 
     def _configure(self) -> None:
@@ -2120,7 +2144,7 @@ class LocalFile:
         """Turn an sqlite or file error into one of ours: what happened, what was kept, what to do."""
         self.lock.release()
         if isinstance(error, (sqlite3.Error, OSError)):
-            text = str(error).lower()
+            text = (getattr(error, "strerror", None) or str(error)).lower()  # not the path in it
             busy = "locked" in text or "busy" in text
             advice = next((words for sign, words in ADVICE.items() if re.search(sign, text)), "Nothing was saved.")
             raise (StoreBusy if busy else MemoryStoreError)(f"{advice} ({self.path}: {error})") from error
@@ -2133,7 +2157,7 @@ ADVICE = {
     "readonly|read-only": "The memory file can only be read: nothing was saved. Check the rights of file and folder.",
     "not a database": "This file is no memory file; it was not touched. Choose another, or restore a backup.",
     "malformed": "The memory file is damaged; it was left as it is. Copy it away, then restore a backup.",
-    "unable to open|permission denied": "Cannot open the memory file. Check the rights of the file and its folder.",
+    "unable to open|denied|no such file|not a dir|exists": "Cannot open the memory file. Check the rights of its folder.",
 }
 
 # --- MCP server ---
@@ -2279,13 +2303,26 @@ def build_server(store: MemoryStore) -> Any:
 
 
 def _add_resources(server: Any, store: MemoryStore, missing: type[Exception]) -> None:
+    def told(read: Callable[..., str]) -> Callable[..., str]:
+        @wraps(read)
+        def reading(**given: str) -> str:
+            try:
+                return read(**given)
+            except MemoryStoreError as exc:
+                raise missing(_lined(exc)) from exc
+
+        return reading
+
+    @told
     def summary() -> str:
         return render(store.recall("", limit=20), store.policy.reply_budget)
 
+    @told
     def recent() -> str:
         newest = sorted(store.recall("", limit=100), key=lambda m: m.mentioned_at, reverse=True)
         return render(Recalled(newest[:20]), store.policy.reply_budget)
 
+    @told
     def categories() -> str:
         counts = store.stats()["counts"]
         lines = (
@@ -2294,11 +2331,9 @@ def _add_resources(server: Any, store: MemoryStore, missing: type[Exception]) ->
         )
         return "\n".join(lines)
 
+    @told
     def memory(id: str) -> str:
-        try:
-            return render(store.recall(f"#{store.get(id).id}"), store.policy.reply_budget)
-        except MemoryStoreError as exc:
-            raise missing(_lined(exc)) from exc
+        return render(store.recall(f"#{store.get(id).id}"), store.policy.reply_budget)
 
     for uri, function, about in (
         ("memory://summary", summary, "The most relevant memories now"),
@@ -2340,6 +2375,8 @@ def serve(store: MemoryStore) -> int:
     """Serve a store over stdio until the client goes away; returns the exit code."""
     import gc
 
+    parent = os.getppid()  # before the SDK's import, which takes a while
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # saves a tenth of the start; freeze() makes leaving fast as well
     try:
         server = build_server(store)
@@ -2353,11 +2390,19 @@ def serve(store: MemoryStore) -> int:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: _leave(store))
     if os.name == "posix":
-        threading.Thread(target=_watch_parent, args=(store, os.getppid()), daemon=True).start()
-    with suppress(BrokenPipeError):
+        threading.Thread(target=_watch_parent, args=(store, parent), daemon=True).start()
+    try:
         server.run()
+    except BaseException as exc:
+        if not _is_broken_pipe(exc):
+            raise
+        _leave(store)
     store.close()
     return 0
+
+
+def _is_broken_pipe(error: BaseException) -> bool:
+    return isinstance(error, BrokenPipeError) or any(map(_is_broken_pipe, getattr(error, "exceptions", ())))
 
 
 def _leave(store: MemoryStore) -> None:
@@ -2520,7 +2565,7 @@ LOOKS = (
 )
 
 
-def _demo() -> int:
+def _demo() -> None:
     import tempfile
 
     today = [datetime(2026, 1, 1, 9, tzinfo=timezone.utc).timestamp()] * 2
@@ -2538,7 +2583,6 @@ def _demo() -> int:
             found = store.list_() if query is None else store.recall(query)
             print(f"{chr(10) * (day > 1)}DAY {day}: {title}\n{_table(found, sys.stdout)}" + "\n" * bool(said))
         store.close()
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -2558,11 +2602,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(encoding="utf-8" if data else None, errors="backslashreplace")
     try:
         if verb == "demo":
-            return _demo()
-        with store:
-            result = _run(store, verb, given, as_json)
-        if result is not None:
-            print(_printed(result, as_json), flush=True)
+            _demo()
+        else:
+            with store:
+                result = _run(store, verb, given, as_json)
+            if result is not None:
+                print(_printed(result, as_json))
+        sys.stdout.flush()
         return 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away: nothing more to say
