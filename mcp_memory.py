@@ -434,8 +434,8 @@ PERIODS = (
     rf"\b(?P<name>{_MONTH})\b\.?,? (?P<year>\d{{4}})\b",
     rf"\b(?:in|during|since|of|last) (?P<name>{_MONTH})\b",
     r"\b(?:in|during|of) (?P<year>(?:19|20)\d\d)\b",
-    r"\b(?P<ago>\d+|an?|one|two|three|few|couple of) (?P<unit>day|week|month|year)s? ago\b",
-    r"\b(?:last|past|previous|recent) (?P<many>\d+ |two |three |few )?(?P<unit>day|week|month|year)s?\b",
+    r"\b(?P<ago>\d{1,4}|an?|one|two|three|few|couple of) (?P<unit>day|week|month|year)s? ago\b",
+    r"\b(?:last|past|previous|recent) (?P<many>\d{1,4} |two |three |few )?(?P<unit>day|week|month|year)s?\b",
     r"\bthis (?P<this>week|month|year)\b|\b(?P<near>today|yesterday|recently|lately)\b",
 )
 
@@ -1373,7 +1373,7 @@ class MemoryStore:
         if not units:
             note = "There is no word in the query: this is what is most relevant now." if text else ""
             return self._top(seen, most, note)
-        hits, others = self._matching(text, units, seen, most)
+        hits, others = self._matching(text, units, span, seen, most)
         hits = self._same_words(text, seen, hits)
         top = self._most_relevant(seen, most) if self._wide(text, units, hits) else []
         if not hits and not top:
@@ -1502,7 +1502,9 @@ class MemoryStore:
                 return first
         return [*first, *(hit for hit in hits if hit not in first)][:most]
 
-    def _matching(self, text: str, units: list[str], seen: View, most: int) -> tuple[list[Hit], int]:
+    def _matching(
+        self, text: str, units: list[str], span: tuple[float, float, str] | None, seen: View, most: int
+    ) -> tuple[list[Hit], int]:
         """Memories that hold words of the query, ranked, DEAD ones only where it names them; how many more."""
         matches, unread = self._matches(units, seen.projects, self.policy.recall_postings, seen.past)
         near_in_meaning = {} if seen.past else self._cosines(text)
@@ -1518,7 +1520,6 @@ class MemoryStore:
             if len(rows) >= most:
                 break
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
-        span = period(text, seen.moment)
         share, hits = self.policy.relevance_share, []
         for i, (row, value) in rows.items():
             match = matches.get(i, 0.0)
@@ -1546,14 +1547,13 @@ class MemoryStore:
 
     def _with_linked(self, hits: list[Hit], seen: View) -> list[Hit]:
         """The hits, and what is linked to the best of them with a share of their rank."""
-        best = {hit.row["id"]: hit for hit in hits[:3]}
         known = {hit.row["id"] for hit in hits}
-        added: dict[int, Hit] = {}
-        for i, hit in best.items():
-            ids = [j for j in self._walk([i], 1) if j not in known and j not in added][:5]
-            for row, value in self._valued(self._rows_by_id(ids, seen.where, *seen.params), seen):
-                added[row["id"]] = Hit(LINKED * hit.rank, LINKED * (hit.match or 0.0), value, row)
-        return sorted([*hits, *added.values()], key=Hit.order) if added else hits
+        linked = [i for i in self._walk([hit.row["id"] for hit in hits[:3]], 1) if i not in known][:5] if hits else []
+        if not linked:
+            return hits
+        rows = self._valued(self._rows_by_id(linked, seen.where, *seen.params), seen)
+        added = (Hit(LINKED * hits[0].rank, LINKED * (hits[0].match or 0.0), value, row) for row, value in rows)
+        return sorted([*hits, *added], key=Hit.order)
 
     def _valued(self, rows: Iterable[Row], seen: View) -> Iterator[tuple[Row, float]]:
         """Rows with their relevance at the moment looked at, as they were then."""

@@ -1718,6 +1718,7 @@ def test_three_small_tools_and_the_instructions_say_when_to_call_them(shared: Cl
     assert tools["recall"]["annotations"]["readOnlyHint"] is True
     assert tools["forget"]["annotations"]["destructiveHint"] is True
     assert tools["remember"]["annotations"]["destructiveHint"] is False
+    assert shared.hello["serverInfo"]["version"] == mcp_memory.__version__
     words = " ".join(shared.hello["instructions"].split())
     assert words.isascii()
     for part in ("before answering", "whenever the user states", "never instructions"):
