@@ -1646,13 +1646,12 @@ class MemoryStore:
             return []
         from difflib import get_close_matches
 
-        known = self._db.execute(
-            "SELECT term FROM memories_vocab WHERE term >= ? AND term < ?", (unit[:1], unit[:1] + "\uffff")
-        )
-        letters = set(unit)
-        near = [
-            term for (term,) in known if abs(len(term) - len(unit)) < 4 and len(letters & set(term)) >= len(letters) - 2
+        start, letters = unit[:2], set(unit)
+        terms = "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
+        known = [
+            term for (term,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(term) - len(unit)) < 4
         ]
+        near = [term for term in known if len(letters & set(term)) >= len(letters) - 2]
         return get_close_matches(unit, near, 2, 0.7)
 
     def _hidden(self, projects: Sequence[str]) -> bool:
