@@ -587,7 +587,7 @@ def fingerprint(content: str) -> int:
 EMPTY = frozenset(
     "interest interested interests myself person awesome bye cool great hello hey hi nice ok okay oh thank thanks wow "
     "yeah yes "
-    "a actually also always an another are ask asked asking asks be because been being called curious currently "
+    "a about actually also always an another are ask asked asking asks be because been being called curious currently "
     "decided do does due explain has have help helped i instead is it its just know known knows mainly me mostly "
     "my name named names now of often our over question questions rather really s show showed something still tell "
     "than that the their them then there these they thing things this those title to u user users usually very we "
@@ -730,7 +730,8 @@ def _reversed(a: Statement, b: Statement) -> bool:
     shared = set(a.names) & set(b.names)
     if [name for name in a.names if name in shared] != [name for name in b.names if name in shared]:
         return True
-    return len(a.order) > 2 and (a.order[0], a.order[-1]) == (b.order[-1], b.order[0])
+    passive = any(kind == "by" for kind, _, _ in a.sides) != any(kind == "by" for kind, _, _ in b.sides)
+    return not passive and len(a.order) > 2 and (a.order[0], a.order[-1]) == (b.order[-1], b.order[0])
 
 
 def same_statement(one: str, other: str) -> bool:
@@ -2073,7 +2074,7 @@ class MemoryStore:
         policy = replace(self.policy, categories=changed)
         # The part of `forward` that differs from row to row is linear in mentioned_at: one statement a group.
         update = "UPDATE memories SET forward = ? + mentioned_at / ? WHERE category = ? AND mentions = ?"
-        writes: list[tuple[str, Any]] = [(KEEP_META, ("categories", _dumped(changed)))]
+        writes: list[tuple[str, Any]] = [(KEEP_META, {"key": "categories", "value": _dumped(changed)})]
         for kind, mentions in self._db.execute("SELECT DISTINCT category, mentions FROM memories"):
             span = min(changed[kind].half_life_days, 1e300) * DAY
             writes.append((update, (forward(kind, mentions, 0.0, policy), span, kind, mentions)))
@@ -2217,7 +2218,7 @@ class MemoryStore:
             steps = (
                 [*FULL_TEXT, rebuild] if self._db.full_text else NO_FULL_TEXT
             )  # else its triggers would fail every write
-            self._db.batch([*((sql, ()) for sql in steps), (KEEP_META, ("index", wanted))])
+            self._db.batch([*((sql, ()) for sql in steps), (KEEP_META, {"key": "index", "value": wanted})])
             if not self._db.full_text:
                 _say("this SQLite has no FTS5, or MCP_MEMORY_FULL_TEXT is off: searching without an index")
 
@@ -2228,18 +2229,18 @@ class MemoryStore:
                 self._db.copy_to(part)
             _say(f"upgrading the memories from schema {version} to {SCHEMA_VERSION}; a copy of before is {copy}")
 
-        def steps() -> Iterator[tuple[str, Sequence[Any]]]:
+        def steps() -> Iterator[tuple[str, Any]]:
             held = self._db.execute(
                 "SELECT value FROM meta WHERE key = 'schema'"
             )  # inside the lock: others may be faster
-            for old in range(int(held[0][0]), SCHEMA_VERSION):
+            for old in range(int(held[0][0]) if held else version, SCHEMA_VERSION):
                 yield from ((sql, ()) for sql in MIGRATIONS[old])
-            yield KEEP_META, ("schema", str(SCHEMA_VERSION))
+            yield KEEP_META, {"key": "schema", "value": str(SCHEMA_VERSION)}
 
         self._db.batch(steps())
 
 
-KEEP_META = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+KEEP_META = "INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value"
 
 
 def _newer(hits: Sequence[Hit]) -> Iterator[str]:
