@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, wraps
 from heapq import nlargest, nsmallest
+from html import unescape
 from itertools import pairwise, zip_longest
 from operator import mul
 from pathlib import Path
@@ -852,26 +853,9 @@ def _windows(text: str) -> Iterator[str]:
 
 
 def _html_text(text: str) -> str:
-    from html.parser import HTMLParser
-
-    class Reader(HTMLParser):
-        kept: list[str] = []
-        skipped = 0
-
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            self.skipped += tag in ("script", "style")
-            self.kept.append("\n\n" if tag in ("p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "section") else "")
-
-        def handle_endtag(self, tag: str) -> None:
-            self.skipped -= tag in ("script", "style") and self.skipped > 0
-
-        def handle_data(self, data: str) -> None:
-            self.kept.append("" if self.skipped else re.sub(r"\s+", " ", data))
-
-    reader = Reader()
-    reader.kept = []
-    reader.feed(text)
-    return "".join(reader.kept)
+    bare = re.sub(r"(?is)<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", " ", text)
+    bare = re.sub(r"(?i)</?(?:p|div|br|li|tr|h[1-6]|section|article)\b[^>]*>", "\n\n", bare)
+    return re.sub(r"[ \t]+", " ", unescape(re.sub(r"<[^>]*>", "", bare)))
 
 
 DECORATION = re.compile(r"^\s*(?:[-*\u2022]\s*)?#\d+ \[(?:ACTIVE|FADING|DEAD)\] [^\"]*: \"(.*)\"\s*$", re.DOTALL)
@@ -1026,11 +1010,7 @@ def _marks(values: Sequence[Any]) -> str:
 
 
 def _together(row: Row, other: Row) -> bool:
-    return (
-        row["source"] is not None
-        and row["source"] == other["source"]
-        and abs(row["created_at"] - other["created_at"]) <= 3600
-    )
+    return bool(row["source"] == other["source"] and abs(row["created_at"] - other["created_at"]) <= 3600)
 
 
 def _clean(text: Any) -> str:
@@ -1143,12 +1123,10 @@ class MemoryStore:
     def _remember_document(self, text: str, project: Any, source: Any, tags: Any) -> Remembered:
         """A text too long for one memory: its pieces, and the memory of the document that links them."""
         name = _line(source, 500) or f"text {fingerprint(text) & 0xFFFFFF:06x}"
-        done = self.ingest(
-            text, name, "markdown" if re.search(r"(?m)^#{1,6} ", text) else "plain", project=project, tags=tags
-        )
-        row = self._rows(
-            "space = ? AND source = ? AND content LIKE 'Document %' AND superseded_at IS NULL", self.space, name
-        )[0]
+        kind = "markdown" if re.search(r"(?m)^#{1,6} ", text) else "plain"
+        done = self.ingest(text, name, kind, project=project, tags=tags)
+        titled = "space = ? AND source = ? AND content LIKE 'Document %' AND superseded_at IS NULL"
+        row = self._rows(titled, self.space, name)[0]
         skipped = "".join(f"; skipped {reason}" for reason in done["skipped"])
         note = f"Kept as a document in {done['pieces']} pieces, {done['new']} of its memories new{skipped}."
         return Remembered("stored" if done["new"] else "noted", _memory(row, self.clock(), self.policy), note=note)
@@ -1161,15 +1139,11 @@ class MemoryStore:
             example = 'Give one statement, such as content="User prefers dark mode".'
             raise InvalidMemory(f"Nothing to remember: content is empty. {example}")
         if len(text) > (most := self.policy.max_content):
-            raise InvalidMemory(
-                f"The content has {len(text)} characters, {most} is the limit: nothing was saved. Split it."
-            )
+            raise InvalidMemory(f"The content has {len(text)} characters, the limit is {most}: nothing was saved.")
         words, labels, kind = _joined(given.get("keywords")), _joined(given.get("tags")), given.get("category")
         project, origin = _line(given.get("project")), _line(given.get("source"), 500)
         if SECRETS.search("\n".join((text, words, labels, project, origin))):
-            raise InvalidMemory(
-                "This looks like a password, key or token: nothing was saved. Say where it is kept instead."
-            )
+            raise InvalidMemory("This looks like a password, key or token: nothing was saved. Say where it is kept.")
         kind = self._kind(kind, text, notes)
         draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": project, "content": text, "mentions": 1}
         draft.update(category=kind, first_category=kind, created_at=now, mentioned_at=now, source=origin or None)
@@ -1218,17 +1192,11 @@ class MemoryStore:
                 notes.append(f"Also counts as a mention of #{broader['id']} ({counted}).")
             writes = [(ADD, {**draft, **_guard(broader or {})}), *writes]
             notes += self._said_before(draft)
-            others = (
-                n for n in near if n[1] >= self.policy.weak_match and n[0] is not broader and n[0]["id"] not in replaced
-            )
-            similar = [_memory(r, now, self.policy, m) for r, m in others]
+            others = (n for n in near if n[0] is not broader and n[0]["id"] not in replaced)
+            similar = [_memory(r, now, self.policy, m) for r, m in others if m >= self.policy.weak_match]
         for kind, to_id in links:
-            link = {
-                "to_id": to_id,
-                "kind": kind,
-                "now": now,
-                **{k: row[k] for k in ("space", "project", "fingerprint")},
-            }
+            key = {name: row[name] for name in ("space", "project", "fingerprint")}
+            link = {"to_id": to_id, "kind": kind, "now": now, **key}
             writes += [(LINK, link), *([(SUPERSEDE, link)] if kind == "updates" else [])]
         decided = self._db.batch(writes)[1 if same else 0]
         if not decided:
@@ -1411,13 +1379,7 @@ class MemoryStore:
         return not hits and len(specific) <= 2 and bool(ABOUT_USER.search(text))
 
     def list_(
-        self,
-        *,
-        limit: Any = None,
-        category: str | None = None,
-        tags: Any = (),
-        project: str | None = None,
-        at: Any = None,
+        self, *, limit: Any = None, category: Any = None, tags: Any = (), project: str | None = None, at: Any = None
     ) -> Recalled:
         """All memories of a view, DEAD ones too, the most relevant first; arguments as for `recall`."""
         now = self._begin()
@@ -2822,9 +2784,8 @@ def _table(found: Recalled, out: TextIO) -> str:
     for memory in found:
         state = f"\x1b[{COLOURS[memory.status]}m{memory.status:6}\x1b[0m" if paint else f"{memory.status:6}"
         full = round(5 * min(1.0, memory.relevance))
-        numbers = (
-            f"{on * full}{off * (5 - full)} {_rounded(memory.relevance):6} {memory.mentions:3}x {memory.category:10}"
-        )
+        bar, value = on * full + off * (5 - full), _rounded(memory.relevance)
+        numbers = f"{bar} {value:6} {memory.mentions:3}x {memory.category:10}"
         text, left = printable(memory.content), max(20, width - 42)
         lines.append(f"{f'#{memory.id}':>5} {state} {numbers} {text if len(text) <= left else text[: left - 1] + '~'}")
     more = f"{found.more} more; --limit shows them" if found.more else ""
@@ -2921,9 +2882,9 @@ def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[
     """Each document read, or why it was not; a progress bar on a terminal."""
     root = Path(locate(path)) if path != "-" else None
     files = [root] if root is None or not root.is_dir() else [f for f in sorted(root.rglob("*")) if f.is_file()]
-    files = [
-        f for f in files if f is None or f == root or not any(part[0] == "." for part in f.relative_to(root or f).parts)
-    ]
+    shown = (f for f in files if f and f != root and root)
+    hidden = {f for f in shown if any(part.startswith(".") for part in f.relative_to(root or f).parts)}
+    files = [f for f in files if f not in hidden]
     for n, file in enumerate(files, 1):
         if sys.stderr.isatty():
             bar = "#" * (30 * n // len(files))
@@ -2939,9 +2900,8 @@ def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[
             kind = "html" if suffix in ("html", "htm") else SUFFIXES.get(suffix, "plain")
             yield name, store.ingest(data.decode("utf-8-sig"), name, kind, **given)
         except (InvalidMemory, OSError, UnicodeDecodeError) as exc:
-            reason = (
-                "not UTF-8 text" if isinstance(exc, UnicodeDecodeError) else getattr(exc, "strerror", None) or str(exc)
-            )
+            reason = getattr(exc, "strerror", None) or str(exc)
+            reason = "not UTF-8 text" if isinstance(exc, UnicodeDecodeError) else reason
             yield name, {"skipped": [reason]}
 
 
