@@ -957,7 +957,6 @@ ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
 POOL = 250  # memories looked at closely for one recall
 ALIKE, CLOSE, VAGUE = 0.2, 0.5, 0.5  # what counts a synonym, a close word for an unknown one, and a word like "ask"
-WORSE = 0.1  # of the last shown match: what matches less cannot come up
 NEIGHBOURS = {-1: 0.3, 1: 0.3, -2: 0.15, 2: 0.15}  # share of the match of what was said just before and after
 TIMELY = 2.0  # a memory of the time that the question names
 LINKED = 0.5  # share of the rank of a hit for what is linked to it
@@ -1470,20 +1469,20 @@ class MemoryStore:
     ) -> tuple[list[Hit], int]:
         """Memories that hold words of the query, ranked, DEAD ones only where it names them; how many more."""
         matches, unread = self._matches(units, seen.projects, self.policy.recall_postings, seen.past)
-        near_in_meaning = {} if seen.past else self._cosines(text)
-        merged = {i: matches.get(i, 0.0) + COSINE * near_in_meaning.get(i, 0.0) for i in matches | near_in_meaning}
-        best = nlargest(POOL * 10, merged, key=lambda i: (merged[i], i))
-        rows: dict[int, tuple[Row, float]] = {}
-        for start in range(0, len(best), POOL):
-            page = best[start : start + POOL]
-            if not unread and len(page) > most:
-                page = [i for i in page if merged[i] >= WORSE * merged[page[most - 1]]]
-            found = self._valued(self._rows_by_id(page, seen.where, *seen.params), seen)
-            rows.update((row["id"], (row, value)) for row, value in found)
-            if len(rows) >= most:
-                break
+        alike = {} if seen.past else self._cosines(text)
+        merged = {i: matches.get(i, 0.0) + COSINE * alike.get(i, 0.0) for i in matches | alike} if alike else matches
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
         share, hits = self.policy.relevance_share, []
+        rows: dict[int, tuple[Row, float]] = {}
+        for size in (POOL // 4, POOL, 10 * POOL):
+            best = nlargest(size, merged, key=lambda i: (merged[i], i))
+            found = self._valued(self._rows_by_id(best, seen.where, *seen.params), seen)
+            rows = {row["id"]: (row, value) for row, value in found}
+            # A boost lifts what matches little, so it needs a wide look; relevance moves a rank by its share only.
+            boosted = unread or alike or names or span or any(row["source"] for row, _ in rows.values())
+            narrow = boosted or len(best) < most or merged[best[-1]] > (1 - share) * merged[best[most - 1]]
+            if len(merged) <= size or (len(rows) >= most and (size >= POOL or not narrow)):
+                break
         for i, (row, value) in rows.items():
             match = matches.get(i, 0.0)
             if unread:
@@ -1499,8 +1498,8 @@ class MemoryStore:
                 worth *= NAMED
             if span and span[0] - DAY <= row["created_at"] <= span[1] + DAY:
                 worth *= TIMELY
-            worth += COSINE * near_in_meaning.get(i, 0.0)
-            shown = min(1.0, max(match, near_in_meaning.get(i, 0.0)))
+            worth += COSINE * alike.get(i, 0.0)
+            shown = min(1.0, max(match, alike.get(i, 0.0)))
             hits.append(Hit(worth * (1 - share + share * value / (1 + value)), shown, value, row))
         lives, weak = self.policy.dead_below, self.policy.weak_match
         if any(hit.value >= lives for hit in hits):
@@ -2207,6 +2206,7 @@ KEEP_META = "INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (ke
 
 def _newer(hits: Sequence[Hit]) -> Iterator[str]:
     """Which of the memories shown may be out of date, since a later one gives another value."""
+    hits = [hit for hit in hits if (hit.match or 0.0) >= 0.5]
     for hit in hits:
         later = (h.row for h in hits if h.row["created_at"] > hit.row["created_at"])
         if row := next((row for row in later if contradicts(hit.row["content"], row["content"])), None):

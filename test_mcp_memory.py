@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +331,36 @@ def test_a_moment_without_a_zone_is_utc(store: MemoryStore, clock: Clock, text: 
         assert memory.age_days == (clock.now - moment) / DAY
 
 
+SPANS = """
+what did I do last week? | 2026-02-24 | 2026-01-20 ; what happened in May 2023 | 2023-05-31 | 2023-07-05
+what did I say two weeks ago | 2026-02-15 | 2026-02-27 ; who came on 5 July | 2025-07-05 | 2025-07-09
+the fair of July 5th, 2024 | 2024-07-05 | 2025-07-05 ; who rang yesterday? | 2026-02-28 | 2026-02-26
+the log of 2026-01-15 | 2026-01-15 | 2026-01-19 ; all of 2026-01 | 2026-01-31 | 2026-02-09
+what was planned in April? | 2025-04-12 | 2026-04-12 ; trips in 2024 | 2024-12-31 | 2025-02-01
+3 days ago | 2026-02-26 | 2026-02-22 ; this month | 2026-02-20 | 2025-10-01 ; recently | 2026-02-25 | 2025-12-01
+the last three weeks | 2026-02-12 | 2025-12-01 ; a year ago | 2025-03-01 | 2026-02-01
+"""
+
+
+@pytest.mark.parametrize(("text", "inside", "outside"), [
+    line.split(" | ") for line in SPANS.replace("\n", " ; ").split(" ; ") if line])  # fmt: skip
+def test_a_question_that_names_a_time_gives_a_span_in_the_past(text: str, inside: str, outside: str) -> None:
+    start, end, words = mcp_memory.period(text, T0) or (0, 0, "")
+    assert words and words in text and start <= end
+    assert start <= mcp_memory.when(inside, T0) + DAY / 4 <= end
+    assert not start - DAY <= mcp_memory.when(outside, T0) <= end + DAY
+
+
+@pytest.mark.parametrize("text", [
+    "", "may I sit", "the march of the ants", "a week of rain", "in 99999", "31 February", "2026-13-45", "0000-01-01",
+    "version 2.5", "ticket 1999-99", "日本", "last orders",
+])  # fmt: skip
+def test_no_time_and_impossible_times_name_no_span(store: MemoryStore, text: str) -> None:
+    assert mcp_memory.period(text, T0) is None
+    for huge in ("9999 years ago", "the past 9999 years", "1 May 9999", "0 days ago", text):
+        assert isinstance(store.recall(huge), tuple)
+
+
 # --- Text ---
 
 PAIRS = """
@@ -342,8 +374,8 @@ PAIRS = """
 = User resides in Ghent | The user lives in Ghent ; Do not restart the print server | Never restart the print server
 = In April the user moved to Porto | User moved to Porto in April
 = The greenhouse heater is controlled by a relay | Greenhouse heater is controlled by a relay in winter
-? User asked how to prune apple trees | The user asked about pruning apple trees
-? The kiosk prints receipts | Receipts are printed by the kiosk
+= User asked how to prune apple trees | The user asked about pruning apple trees
+= The kiosk prints receipts | Receipts are printed by the kiosk
 ! User owns a canoe | User does not own a canoe ; User chose oak over pine | User chose pine over oak
 ! I told Mia about Ben | I told Ben about Mia ; The ferry runs from Oslo to Kiel | The ferry runs from Kiel to Oslo
 ! The padlock code is 12 34 | The padlock code is 34 12
@@ -375,14 +407,12 @@ PAIRS = """
 
 
 def pairs(kinds: str) -> list[Any]:
-    """Pairs of one kind: = the same, ? the same but not seen yet, ! opposites, / others."""
+    """Pairs of one kind: = the same, ! opposites, / others."""
     lines = (line[2:].split(" ; ") for line in PAIRS.splitlines() if line and line[0] in kinds)
     return [pair.split(" | ") for line in lines for pair in line]
 
 
-UNSEEN = pytest.mark.xfail(reason="an active beside a passive, or 'how to prune' beside 'about pruning', are two today")
 JUDGED = [*((*pair, True) for pair in pairs("=")), *((*pair, False) for pair in pairs("!/"))]
-JUDGED += [pytest.param(*pair, True, marks=UNSEEN) for pair in pairs("?")]
 
 
 @pytest.mark.parametrize(("one", "other", "same"), JUDGED)
@@ -408,6 +438,84 @@ def test_a_topic_mention_adds_no_word_of_its_own(new: str, joins: bool) -> None:
 ])  # fmt: skip
 def test_the_guessed_category_is_the_slower_one_when_unsure(text: str, kinds: str) -> None:
     assert mcp_memory.guess_category(text) in kinds.split()
+
+
+@pytest.mark.parametrize(("word", "topic"), [
+    *((w, False) for w in "favourite likes hobbies interests preference topic enjoy the about me questions".split()),
+    *((w, True) for w in "python kayak bread taxes 2026 湖边".split()),
+])  # fmt: skip
+def test_a_general_word_names_no_topic(word: str, topic: bool) -> None:
+    assert mcp_memory.general(word) is not topic
+
+
+@pytest.mark.parametrize(("one", "other", "verdict"), [
+    ("The gate code is 1180", "The gate code is 7345", "contradicts"),
+    ("I drink tea", "I don't drink tea", "contradicts"),
+    ("The north gate is painted red", "The north gate is painted blue", "contradicts"),
+    ("User has two hens in the yard", "User has three hens in the yard", "contradicts"),
+    ("User keeps hens in the yard", "User does not keep hens in the yard", "contradicts"),
+    ("User keeps bees", "User keeps bees", ""), ("User keeps bees", "User sails on Sundays", ""),
+    ("Is the north gate painted red?", "The north gate is painted blue", ""), ("Tea is hot", "Coffee is hot", ""),
+    ("User lives in Porto", "User lives in Porto, near the river", "extends"),
+    ("User bakes rye bread", "User bakes rye bread in a clay oven since 2020", "extends"),
+    ("User lives in Porto", "Does the user live in Porto near the river?", ""),
+    ("The north pump 3 needs oil", "The north pump 2 needs oil on Mondays", ""),
+    ("User lives in Porto", "User does not live in Porto near the river", ""),
+    ("User chose pine over oak", "User chose oak over pine for the shelves", ""), ("User bakes", "User bakes bread", ""),
+])  # fmt: skip
+def test_a_newer_value_and_an_addition_are_told_from_other_statements(one: str, other: str, verdict: str) -> None:
+    clash, adds = mcp_memory.contradicts(one, other), mcp_memory.extends(other, one)
+    assert adds is (verdict == "extends") and (clash is (verdict == "contradicts") or adds)
+    assert clash is mcp_memory.contradicts(other, one) and not mcp_memory.extends(one, other)
+
+
+def prose(words: int, seed: int = 0) -> str:
+    """Sentences of words that no other seed has."""
+    said = (f"w{seed}x{i}{'.' * (i % 9 == 8)}" for i in range(words))
+    return " ".join(said)
+
+
+def section(n: int, words: int = 300) -> str:
+    return f"## Part {n}\n\n{prose(words, n)}\n\n"
+
+
+FENCE = "```sh\n# not a heading\n" + "\n".join(f"echo {i} # step" for i in range(20)) + "\n```\n"
+FUNCTIONS = "import os\n\n" + "\n".join(f"def part{n}():\n" + f"    call({n})\n" * 30 for n in range(4))
+PAGE = f"<style>p {{}}</style><script>steal('x')</script><h1>Kilns</h1><p>{prose(400)}</p><p>the end &amp; all</p>"
+
+
+@pytest.mark.parametrize(("kind", "text"), [
+    ("plain", prose(900)), ("plain", "\n\n".join(prose(40, n) for n in range(20))), ("html", PAGE), ("code", FUNCTIONS),
+    ("markdown", "".join(map(section, range(4)))), ("markdown", "# Top\n\n" + FENCE + section(1)), ("plain", "one word"),
+    ("plain", "\n".join(f"{i}{'x' * 90}" for i in range(60))), ("nonsense", prose(900)),
+])  # fmt: skip
+def test_a_document_is_cut_between_words_into_pieces_that_overlap(kind: str, text: str) -> None:
+    pieces, words = mcp_memory.chunks(text, kind), set(text.split())
+    shown = set(re.sub("<[^>]*>", " ", text).replace("&amp;", "&").split()) if kind == "html" else words
+    assert all(0 < len(piece) <= 1250 for piece in pieces)
+    assert {word for piece in pieces for word in piece.split()} <= shown
+    assert shown - {"steal('x')", "p", "{}"} <= {word for piece in pieces for word in piece.split()}
+    for one, other in zip(pieces, pieces[1:], strict=False):
+        shared = next((n for n in range(400, 0, -1) if one.endswith(other[:n])), 0)
+        assert shared <= 250 and (shared >= 100 or not (kind == "plain" and " " in text) or "\n" in text)
+
+
+def test_headings_functions_and_fences_are_kept_whole() -> None:
+    pieces = mcp_memory.chunks("# Top\n\nHello.\n\n" + FENCE + section(1, 100) + section(2, 100), "markdown")
+    assert [p.split("\n")[0] for p in pieces] == ["# Top", "## Part 1", "## Part 2"] and FENCE.strip() in pieces[0]
+    functions = [re.findall(r"def (\w+)", piece) for piece in mcp_memory.chunks(FUNCTIONS, "code")]
+    page = " ".join(mcp_memory.chunks(PAGE, "html"))
+    assert functions == [[f"part{n}"] for n in range(4)] and "steal" not in page and "the end & all" in page
+    assert mcp_memory.chunks("", "plain") == mcp_memory.chunks(" \n\n --- \n", "markdown") == []
+    assert "".join(mcp_memory.chunks("湖" * 5000)).count("湖") >= 5000  # no space at all: nothing is lost
+
+
+@pytest.mark.parametrize("change", ["edit", "insert", "remove"])
+def test_a_change_in_one_section_leaves_the_pieces_of_the_others(change: str) -> None:
+    parts = [section(n) for n in range(5)]
+    new = {"edit": section(2).replace("w2x100", "changed"), "insert": section(9) + section(2), "remove": ""}[change]
+    before, after = (set(mcp_memory.chunks("".join([*parts[:2], p, *parts[3:]]), "markdown")) for p in (parts[2], new))
+    assert before - after <= set(mcp_memory.chunks(parts[2], "markdown")) and len(before & after) >= 8
 
 
 # --- Store ---
@@ -852,6 +960,188 @@ def test_filters_and_other_times_show_what_they_say(store: MemoryStore, clock: C
             store.recall("kites", **{name: "someday"})
 
 
+SAID = """
+The user bought a cargo bike in Ghent ~ which bike did I buy ; Ana flew to Oslo ~ when does Ana fly
+User wrote a poem about eels ~ who writes poems ; The mice ate the seed corn ~ a mouse eating corn
+User's children were taught by Ms Okoro ~ who teaches the child ; User resides near the canal ~ where do I live
+User purchased a theremin ~ what did I buy ; User's spouse paints miniatures ~ the wife of the user
+User's physician is Dr Lindqvist ~ who is my doctor ; User is studying archaeology ~ archeology
+User asked about kubernetes ~ kubernets ; User grows rhubarb ~ rubarb ; The restaurant is called Lumen ~ restuarant
+User repairs accordions ~ acordeons ; User keeps a chameleon ~ camelion ; The warehouse is in Aarhus ~ warehuose
+User backs up the database ~ databse
+"""
+
+
+UNREACHED = {
+    "near the canal|theremin|miniatures|physician": "a word in no memory is looked up by spelling, not by synonyms",
+    "warehouse|database": "the stem from the vocabulary is stemmed again when it is searched",
+    "rhubarb|chameleon": "a misspelling in the first two letters is not found",
+}
+ASKED = [pair.split(" ~ ") for pair in SAID.replace("\n", " ; ").split(" ; ") if pair]
+XFAIL = {words: pytest.mark.xfail(reason=why) for words, why in UNREACHED.items()}
+
+
+@pytest.mark.parametrize(("text", "asked"), [
+    pytest.param(*pair, marks=[mark for words, mark in XFAIL.items() if re.search(words, pair[0])]) for pair in ASKED
+])  # fmt: skip
+def test_other_forms_synonyms_and_misspellings_are_found(store: MemoryStore, text: str, asked: str) -> None:
+    bulk(store, [*(f"Shelf {i} holds jar {i * 3}" for i in range(60)), "The boiler hums", "User paints fences"])
+    store.remember(text)
+    found = store.recall(asked, limit=3)
+    assert contents(found)[:1] == [text] and 0 < (found[0].match or 0) <= 1
+
+
+def test_a_name_a_time_and_neighbours_lift_a_memory(store: MemoryStore, clock: Clock) -> None:
+    bulk(store, ["The kiln of Marta broke", "Marta mended a kiln", "Someone else saw it", "The kiln shed is Marta's"])
+    assert contents(store.recall("What about Marta and the kiln?"))[0] == "Marta mended a kiln"
+    for days, text in ((100, "User visited the lighthouse with Bo"), (14, "User visited the lighthouse with Cy"),
+                       (0, "User visited the lighthouse with Di")):  # fmt: skip
+        clock.now = T0 - days * DAY
+        store.remember(text, "context")
+    clock.now = T0 + 60
+    asked = {"two weeks ago": "Cy", "in November 2025": "Bo", "today": "Di", "three months ago": "Bo"}
+    for words, name in asked.items():
+        assert store.recall(f"who was at the lighthouse {words}")[0].content.endswith(name), words
+    clock.later(days=1)
+    for at, source, text in ((0, "chat", "Ole asked which ferry we took"), (1, "chat", "It was the one from Kiel"),
+                             (2, "mail", "It was the one from Gent"), (500, "chat", "It was the one from Riga")):  # fmt: skip
+        clock.later(seconds=at * 60)
+        store.remember(text, "context", source=source)
+    assert [w[-4:] for w in contents(store.recall("which ferry was the one we took"))[1:]][0] == "Kiel"
+
+
+def test_keywords_are_found_and_never_shown(store: MemoryStore) -> None:
+    store.remember("User asked about Haskell", keywords="programming, functional languages")
+    store.remember("User likes rye")
+    found = store.recall("which programming languages")
+    assert contents(found) == ["User asked about Haskell"] and "functional" not in str(found[0]) + found.note
+    assert store.recall("#1")[0].keywords == ("programming", "functional languages")
+
+
+@pytest.mark.parametrize("place", [0, 999, 1999])
+def test_a_needle_among_two_thousand_is_found_whatever_its_age(store: MemoryStore, clock: Clock, place: int) -> None:
+    words = "walks bridge parcels Tuesday garden lantern market ferry winter violin".split()
+    texts = [f"User {words[i % 10]} {words[i * 7 % 9]} {words[i // 10 % 10]} number {i}" for i in range(2000)]
+    texts[place] = "User walks to the market by the old glassworks"
+    rows = ((text, "one-time", T0 - (2000 - i) * DAY / 4, i % 9 + 1) for i, text in enumerate(texts))
+    store.import_(json.dumps(dict(zip(("content", "category", "created_at", "mentions"), row))) for row in rows)
+    for asked in ("glassworks", "What did I say about the market and the glassworks?", "tuesday garden glassworks"):
+        assert contents(store.recall(asked))[0] == texts[place], asked
+
+
+LASTING = ["User is restoring a wooden rowing boat", "User asked about sourdough starters",
+           "User asked about Baroque lute music", "User asked about heat pumps"]  # fmt: skip
+PASSING = """capital of Mongolia;boiling point of ethanol;descaling a kettle;the Treaty of Ghent;zip file passwords;
+Kendo armour;tram fares in Riga;folding a fitted sheet;the age of Saturn;removing candle wax;a synonym for brisk;
+Excel pivot tables;vaccines for ferrets;the rules of curling;parking in Bergen;the price of saffron;growing loofahs;
+converting acres;tying a bow tie;owl pellets;the plot of Macbeth;printer margins;visa for Oman;repotting orchids;
+blood oranges;a leaking tap;the tallest chimney;Roman numerals;shoe sizes in Japan;whale song"""
+GENERIC = """What kinds of things am I into? | Tell me what this person cares about | my hobbies
+Which subjects do I keep returning to? | What does the user enjoy doing? | Summarise me in a few lines
+What are my favourite topics | Do I have any passions? | Who am I, roughly? | What would I like to read about?
+Suggest something I might like | What should you know about me"""
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
+    """Half a year of one person: four lasting interests, thirty things asked once, also today, and some facts."""
+    clock = Clock(T0 - 180 * DAY)
+    with MemoryStore(tmp_path_factory.mktemp("lived") / "memory.db", clock=clock) as store:
+        store.remember("User works as a harbour pilot")
+        store.remember("User lives in Esbjerg")
+        store.remember("User's sister is called Tove")
+        for i, thing in enumerate(PASSING.replace("\n", "").split(";")):
+            clock.later(days=6)
+            store.remember(f"User asked about {thing}", "one-time")
+            store.remember(LASTING[i % 4], "question")
+        store.remember("User asked about skate wax", "one-time")
+        yield store
+
+
+UNSEEN = pytest.mark.xfail(reason="a question about the user in three or more words that no memory holds shows nothing")
+MISSED = ("Which subjects do I keep returning to?", "Summarise me in a few lines")
+ASKED_OF_ME = ["", *(q.strip() for q in re.split(r"[|\n]", GENERIC))]
+
+
+@pytest.mark.parametrize("asked", [pytest.param(q, marks=UNSEEN) if q in MISSED else q for q in ASKED_OF_ME])
+def test_a_general_question_shows_lasting_interests_and_no_one_off(lived: MemoryStore, asked: str) -> None:
+    found = lived.recall(asked, limit=5)
+    assert [m.category for m in found].count("one-time") == 0
+    assert len({m.content for m in found} & set(LASTING)) >= (3 if asked else 4)
+
+
+def test_what_was_asked_once_is_found_when_named(lived: MemoryStore) -> None:
+    for thing in PASSING.replace("\n", "").split(";"):
+        assert thing in lived.recall(f"what did I want to know about {thing}?", limit=5)[0].content
+    assert lived.recall("how far along is the rowing boat")[0].content == LASTING[0]
+
+
+@pytest.mark.parametrize("asked", ["submarine cables", "When was the Zanzibar trip?", "xyzzy", "Отель в Минске"])
+def test_an_honest_answer_to_what_is_not_there(lived: MemoryStore, asked: str) -> None:
+    found = lived.recall(asked)
+    assert (not found and re.search(r"Nothing matches.*\b38\b", found.note)) or "Nothing matches" in found.note
+    assert all((m.match or 0) < 0.5 for m in found)
+
+
+@pytest.mark.xfail(reason="only `limit` memories of a category are read: one topic said often keeps the others out")
+def test_a_blank_recall_shows_one_interest_a_topic(store: MemoryStore, clock: Clock) -> None:
+    for mentions, said in ((9, "lute strings;lute tuning;lute music;kiln bricks;kiln glazes;eels"), (2, "sundials")):
+        bulk(store, [f"User asked about {asked}" for asked in said.split(";")], category="interest", mentions=mentions)
+    found = " ".join(contents(store.recall("", limit=4)))
+    assert [found.count(word) for word in ("lute", "kiln", "eel", "sundial")] == [1] * 4
+    assert len(store.recall("", limit=20)) == 7
+
+
+def test_the_exact_words_are_on_top_however_common(store: MemoryStore, clock: Clock) -> None:
+    bulk(store, [f"User asked about the lake trail and the hill trail {i}" for i in range(400)], mentions=30)
+    clock.later(days=9)
+    store.remember("User asked about the lake trail", "one-time")
+    bulk(store, [f"Lake trail, lake trail, trail {i}" for i in range(200)], mentions=30)
+    for asked in ("User asked about the lake trail", "user asked about the  LAKE trail."):
+        first = store.recall(asked)[0]
+        assert (first.content, first.match) == ("User asked about the lake trail", 1)
+
+
+def test_another_time_shows_what_was_known_and_held_then(store: MemoryStore, clock: Clock) -> None:
+    store.remember("The pump house key hangs in the pantry")
+    for _ in range(3):
+        clock.later(days=10)
+        store.remember("The pump house key hangs in the pantry")
+    clock.later(days=10)  # day 40
+    store.remember("The pump house key is with Ines", updates=1)
+    then = {-1: [], 5: [(1, 1)], 15: [(1, 2)], 35: [(1, 4)], 45: [(2, 1)]}
+    for day, seen in then.items():
+        for asked in ("pump house key", ""):
+            found = store.recall(asked, at=T0 + day * DAY)
+            assert [(m.id, m.mentions) for m in found] == seen, day
+            assert all(m.relevance == pytest.approx(mcp_memory.relevance("fact", m.mentions, 5)) for m in found)
+    assert store.get(1).superseded_at and store.get(1).mentions == 4
+
+
+def test_what_is_linked_to_the_best_hits_joins_them(store: MemoryStore) -> None:
+    store.remember("The tandem has a squeaking bottom bracket")
+    store.remember("Grease was ordered from the shop in Lund", derives=1)
+    store.remember("User likes rye")
+    found = store.recall("squeaking tandem")
+    assert [m.id for m in found] == [1, 2] and 0 < (found[1].match or 0) < (found[0].match or 0)
+
+
+def test_a_newer_value_is_pointed_out(store: MemoryStore, clock: Clock) -> None:
+    for text in ("The night ferry leaves from quay four", "The night ferry leaves from quay seven"):
+        done = store.remember(text)
+        clock.later(days=20)
+    assert contents(done.similar) == ["The night ferry leaves from quay four"] and "updates=" in str(done)
+    assert "#2 is newer than #1" in store.recall("ferry quay").note
+    store.remember("The night ferry leaves from quay nine", updates="1,2")
+    assert len(store.recall("ferry quay")) == 1 and "newer" not in store.recall("ferry quay").note
+
+
+@pytest.mark.xfail(reason="values of one thing in other words (lives in / moved to) are not listed as similar")
+def test_a_move_is_seen_as_a_newer_value(store: MemoryStore) -> None:
+    store.remember("User lives in Berlin")
+    assert contents(store.remember("User moved to Munich").similar) == ["User lives in Berlin"]
+
+
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone of a process can be set on POSIX only")
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
 def test_summer_time_moves_no_age(path: Path, monkeypatch: Patch, day: str) -> None:
@@ -994,6 +1284,262 @@ def test_history_is_in_order_and_forgetting_one_version_keeps_the_others(store: 
         store.history(1)
 
 
+def test_links_are_kept_told_and_walked_in_both_directions(store: MemoryStore) -> None:
+    store.remember("The loom came from Aarhus")
+    assert store.remember("The loom has forty shafts", extends=1).outcome == "stored"
+    assert store.remember("Forty shafts weave damask", derives="#2").outcome == "stored"
+    assert store.remember("The loom came from Aalborg", updates=1).outcome == "updated"
+    store.remember("User likes rye")
+    kinds = {"updates": ("4", "1"), "extends": ("2", "1"), "derives": ("3", "2")}
+    for kind, (one, other) in kinds.items():
+        assert f"#{one} {kind} #{other}" in store.recall(f"#{one}").note and kind in store.recall(f"#{other}").note
+    walks: list[tuple[list[Any], list[int]]] = [
+        ([1], [2, 4]), ([1, 2], [2, 4, 3]), ([3, 9], [2, 1, 4]), ([1, 9, ["extends"]], [2]), ([5, 9], []), ([1, 0], []),
+        ([1, 9, None, "out"], []), ([1, 9, None, "in"], [2, 4, 3]), ([3, 9, None, "out"], [2, 1]), ([4, 9, ["derives"]], []),
+        ([3, 10**9, ["derives", "extends"], "out"], [2, 1]),
+    ]  # fmt: skip
+    for arguments, ids in walks:
+        found = [m.id for m in store.related(*arguments)]
+        assert set(found) == set(ids) and found.index(3) == 2 if ids[-1:] == [3] and len(ids) == 3 else found == ids
+    assert [[m.id for m in store.recall("#3", related=n)] for n in (0, 1, "2", None)] == [[3], [3, 2], [3, 2, 1], [3]]
+    assert contents(store.history(4)) == ["The loom came from Aarhus", "The loom came from Aalborg"]
+
+
+LONG = pytest.param(", near the river, above a bakery run by Nuno", marks=pytest.mark.xfail(
+    reason="an addition longer than the statement itself is not looked at as one"))  # fmt: skip
+
+
+@pytest.mark.parametrize("added", [", near the river", " since May", LONG])
+def test_an_addition_to_an_older_statement_is_linked_and_told(store: MemoryStore, added: str) -> None:
+    store.remember("User lives in Porto")
+    done = store.remember(f"User lives in Porto{added}")
+    assert (done.outcome, done.memory.id) == ("stored", 2) and "adds to #1" in done.note
+    assert [m.id for m in store.related(1, kinds=["extends"], direction="in")] == [2]
+    assert store.get(1).mentions == 1 and len(store.recall("Porto")) == 2
+
+
+def test_saying_again_what_was_superseded_names_what_replaced_it(store: MemoryStore, clock: Clock) -> None:
+    store.remember("The gate code is 1180")
+    store.remember("The gate code is 7345", updates=1)
+    clock.later(days=1)
+    done = store.remember("The gate code is 1180.")
+    assert (done.outcome, done.memory.id, done.memory.mentions) == ("stored", 3, 1)
+    assert "#1" in done.note and "#2" in done.note and store.get(1).superseded_at
+    assert {m.id for m in store.recall("gate code")} == {2, 3}
+    with pytest.raises(InvalidMemory):
+        store.restore(1)  # a newer memory says it
+    store.forget(3)
+    assert store.restore(1).superseded_at is None and not store.related(1)
+
+
+def test_a_cycle_of_links_ends(store: MemoryStore, path: Path) -> None:
+    for i, text in enumerate(("The mill turns east", "The barn door sticks", "Rope hangs in the loft")):
+        store.remember(text, extends=i or None)
+    make(path, "INSERT INTO links VALUES (1, 3, 'extends', 0), (1, 3, 'updates', 0), (3, 1, 'updates', 0)")
+    assert {m.id for m in store.related(1, 50)} == {2, 3} and {m.id for m in store.history(1)} == {1, 3}
+    assert len(store.recall("#1", related=100)) == 3 and store.recall("mill")[0].id == 1
+    assert store.remember("The mill turns east", updates=1).memory.id == 1 and not store.get(1).superseded_at
+
+
+def test_a_thousand_versions_are_one_history(store: MemoryStore, clock: Clock, tmp_path: Path) -> None:
+    lines = [json.dumps({"id": i, "content": f"The rent is {500 + i} euros", "created_at": T0 + i,
+                         "superseded_at": T0 + i + 1 if i < 1000 else None,
+                         "links": [{"kind": "updates", "to_id": i - 1, "created_at": T0 + i}] if i > 1 else []})
+             for i in range(1, 1001)]  # fmt: skip
+    clock.later(days=1)
+    assert store.import_(lines) == 1000
+    assert store.remember("The rent is 1501 euros", updates=1000).outcome == "updated"
+    assert [m.id for m in store.history(500)] == list(range(1, 1002))
+    assert len(store.recall("#1001").note) < 20_000 and "#1001 updates #1000" in store.recall("#1001").note
+    assert [m.id for m in store.recall("rent")] == [1001] and len(store.related(1001, 3)) == 3
+    assert [m.content[12:15] for m in store.recall("rent", at=T0 + 700.5)] == ["120"]
+    store.forget(500)
+    assert len(store.history(1001)) == 501
+
+
+@pytest.mark.parametrize("kind", ["updates", "extends", "derives"])
+def test_a_link_to_nothing_is_refused_and_one_to_the_forgotten_is_gone(
+    store: MemoryStore, path: Path, kind: str
+) -> None:
+    store.remember("The cellar is damp")
+    for missing in (2, "#99", "x", [1, 2], "1 7"):
+        with pytest.raises(MemoryNotFound):
+            store.remember("The attic is dry", **{kind: missing})
+    store.remember("The porch faces west", project="other")
+    store.remember("The attic is dry", **{kind: 1})
+    store.forget(1)
+    assert query(path, "SELECT * FROM links") == [] and store.related(3) == []
+    with pytest.raises(MemoryNotFound):
+        store.remember("The loft is warm", **{kind: 1})
+    assert not store.recall("loft") and store.remember("The shed is cold", **{kind: None}).outcome == "stored"
+
+
+@pytest.mark.parametrize("given", [[1, 2], "1, #2", "[1, 2]", ("#1", 2.0)])
+def test_several_are_replaced_and_restored_one_by_one(store: MemoryStore, given: Any) -> None:
+    store.remember("Bread is baked on Monday")
+    store.remember("Loaves are sold on Tuesday")
+    store.remember("The oven rests until autumn", updates=given)
+    assert [m.id for m in store.recall("")] == [3] and len(store.history(3)) == 3
+    assert store.restore(2).id == 2 and [m.id for m in store.history(3)] == [1, 3]
+    assert {m.id for m in store.recall("")} == {2, 3} and store.restore("#1").superseded_at is None
+    assert [m.id for m in store.history(3)] == [3]
+
+
+KEY = "api_key = " + "a1b2c3d4e5f6g7h8i9"
+ALL = "* FROM memories;* FROM mention_log;from_id, to_id, kind FROM links;* FROM vectors;* FROM memories_fts"
+
+
+def everything(path: Path) -> list[Any]:
+    """What the file holds, but for the times of its links."""
+    return [query(path, f"SELECT {part}") for part in ALL.split(";")]
+
+
+def guide(*edits: tuple[str, str]) -> str:
+    text = "# Guide\n\nHow the mill is run.\n\n" + "".join(section(n, 90) for n in range(5))
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_a_document_is_linked_pieces_and_again_changes_nothing(store: MemoryStore, path: Path, clock: Clock) -> None:
+    done = store.ingest(guide(), "docs/guide.md", "markdown", project="mill", tags="manual")
+    assert done["pieces"] == 5 and done["new"] == 6 and done["skipped"] == [] and done["superseded"] == 0
+    (hit, *_) = store.recall("w3x44", project="mill")
+    assert (hit.category, hit.source, hit.tags, hit.project) == ("reference", "docs/guide.md", ("manual",), "mill")
+    assert "Part 3" in hit.content and not store.recall("w3x44", project="other")
+    near = contents(store.related(hit.id))
+    assert len(near) == 3 and sum("Document docs/guide.md" in c for c in near) == 1
+    assert sum("Part 2" in c for c in near) == sum("Part 4" in c for c in near) == 1
+    document = next(m for m in store.related(hit.id) if m.content.startswith("Document"))
+    assert "Guide" in document.content and len(store.related(document.id)) == 5
+    before = everything(path)
+    clock.later(days=30)
+    for _ in range(2):
+        again = store.ingest(guide(), "docs/guide.md", "markdown", project="mill", tags="manual")
+        assert (again["new"], again["kept"], again["superseded"]) == (0, 6, 0) and everything(path) == before
+    assert [m.mentions for m in store.list_(limit=50)] == [1] * 6
+    store.ingest(guide(), "docs/other.md", "markdown", project="mill")
+    assert len(store.list_(limit=50, project="mill")) > 6  # another document of the same words is its own
+
+
+@pytest.mark.xfail(reason="the order of the pieces is linked anew each time, with new times")
+def test_an_unchanged_document_writes_nothing(store: MemoryStore, path: Path, clock: Clock) -> None:
+    store.ingest(guide(), "guide.md", "markdown")
+    before = query(path, "SELECT * FROM links ORDER BY 1, 2")
+    clock.later(days=1)
+    store.ingest(guide(), "guide.md", "markdown")
+    assert query(path, "SELECT * FROM links ORDER BY 1, 2") == before
+
+
+@pytest.mark.parametrize(("edit", "new", "gone"), [
+    (("w2x40", "changed"), 1, 1), (("## Part 2", "## Part Two"), 1, 1), ((section(2, 90), ""), 0, 1),
+    ((section(2, 90), section(2, 90) + section(7, 90)), 1, 0), ((section(4, 90), ""), 0, 1),
+])  # fmt: skip
+def test_an_edit_stores_what_is_new_and_supersedes_what_went(
+    store: MemoryStore, path: Path, clock: Clock, edit: tuple[str, str], new: int, gone: int
+) -> None:
+    store.ingest(guide(), "guide.md", "markdown")
+    store.ingest("Another text. " * 9, "other.txt")
+    before = {m.id: m for m in store.list_(limit=50)}
+    clock.later(days=3)
+    done = store.ingest(guide(edit), "guide.md", "markdown")
+    assert (done["new"], done["superseded"], done["kept"]) == (new, gone, 6 - gone)
+    after = {m.id: m for m in store.list_(limit=50)}
+    assert len(set(before) - set(after)) == gone and len(set(after) - set(before)) == new
+    assert all(before[i].created_at == after[i].created_at for i in set(before) & set(after))
+    for i in set(before) - set(after):
+        old = store.get(i)
+        assert old.superseded_at and old.content == before[i].content and store.recall(f"#{i}")[0].id == i
+        assert before[i].content not in contents(store.recall(before[i].content[:60], limit=50))
+    order = "SELECT count(*) FROM links l JOIN memories m ON m.id = from_id AND m.superseded_at IS NULL JOIN memories o"
+    order += " ON o.id = to_id AND o.superseded_at IS NULL WHERE l.kind = 'extends' AND m.source = 'guide.md'"
+    assert query(path, order) == [(5 + new - gone - 1,)]
+    sound(path)
+    assert store.ingest(guide(), "guide.md", "markdown")["new"] == gone and store.recall("w2x40")
+
+
+@pytest.mark.xfail(reason="a piece that two documents share belongs to the first, and goes when that one drops it")
+def test_a_paragraph_of_two_documents_stays_while_one_holds_it(store: MemoryStore) -> None:
+    store.ingest(guide(), "one.md", "markdown")
+    store.ingest(guide(), "two.md", "markdown")
+    store.ingest(guide((section(2, 90), "")), "one.md", "markdown")
+    assert [m.source for m in store.recall("w2x40")] == ["two.md"]
+
+
+def test_a_secret_in_a_document_is_left_out_and_told_without_its_text(store: MemoryStore, path: Path) -> None:
+    done = store.ingest(guide(("w2x40", KEY)), "guide.md", "markdown")
+    assert done["pieces"] == 4 and len(done["skipped"]) == 1 and "key" in done["skipped"][0]
+    assert "a1b2c3" not in str(done) and b"a1b2c3" not in raw(path) and store.recall("w3x1")
+    for text, name in (("", "x"), (" \n--- ", "x"), ("text", ""), ("x" * 2_000_001, "x")):
+        with pytest.raises(InvalidMemory):
+            store.ingest(text, name)
+    with pytest.raises(InvalidMemory):
+        store.ingest("Some text", KEY)
+
+
+@pytest.mark.parametrize("length", [16_001, 50_000])
+def test_a_long_text_is_remembered_as_a_document(store: MemoryStore, path: Path, clock: Clock, length: int) -> None:
+    text = (prose(9000))[:length].rsplit(" ", 1)[0] + " zebrafish"
+    text += "x" * (length - len(text))
+    done = store.remember(text, source="minutes", tags="club")
+    assert done.outcome == "stored" and done.memory.content.startswith("Document minutes") and "pieces" in done.note
+    (hit, *_) = store.recall("w0x1234")
+    assert "w0x1234" in hit.content and hit.tags == ("club",) and done.memory in store.related(hit.id)
+    assert length / 1000 - 1 < count(path) < length / 600 and all(m.category == "reference" for m in store.list_())
+    before = everything(path)
+    clock.later(days=1)
+    again = store.remember(text, source="minutes", tags="club")
+    assert (again.outcome, again.memory.id) == ("noted", done.memory.id) and everything(path) == before
+    nameless = store.remember(text.replace("w0x", "v0y")).memory
+    assert nameless.source and store.recall("v0y77")[0].source == nameless.source
+    with pytest.raises(InvalidMemory):
+        store.remember("x " * 1_500_000)
+
+
+def test_files_folders_and_standard_input_are_ingested_or_told(path: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "notes" / "deep").mkdir(parents=True)
+    files = {"guide.md": guide().encode(), "deep/mill.py": FUNCTIONS.encode(), "page.html": PAGE.encode(), "bom.txt":
+             b"\xef\xbb\xbfTide tables are in the drawer", "latin.txt": "Das M\u00fchlrad \u00e4chzt".encode("latin-1"), "empty.txt": b"",
+             "photo.png": b"\x89PNG\r\n\x00\x00\x01", "huge.log": b"x y " * 2_100_000, ".git/config": b"hidden sluice"}  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / "notes" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "notes" / name).write_bytes(data)
+    (folder / "shut.txt").write_text("A shut sluice")
+    (folder / "shut.txt").chmod(0)
+    root = tmp_path / "notes"
+    shut = not os.access(folder / "shut.txt", os.R_OK)
+    done = json.loads(cli("ingest", str(root), "--tags", "docs", "--json", db=path).stdout)["documents"]
+    told = {Path(name).relative_to(root.resolve()).as_posix(): value for name, value in done.items()}
+    assert set(told) == {*files, "deep/shut.txt"} - {".git/config"}
+    skipped = {name: " ".join(value["skipped"]) for name, value in told.items() if not value.get("pieces")}
+    assert set(skipped) == {"latin.txt", "empty.txt", "photo.png", "huge.log", *(["deep/shut.txt"] if shut else [])}
+    reasons = {"latin.txt": "UTF-8", "photo.png": "not a text", "huge.log": "larger", "empty.txt": "1 to"}
+    assert [name for name, reason in reasons.items() if reason not in skipped[name]] == []
+    with MemoryStore(path) as store:
+        assert store.recall("tide tables")[0].content == "Tide tables are in the drawer" and not store.recall("hidden")
+        assert "def part2" in store.recall("part2")[0].content and store.recall("kilns")[0].tags == ("docs",)
+    before = everything(path)
+    again = cli("ingest", str(root), "--tags", "docs", db=path)
+    assert everything(path) == before and "new 0" in again.stdout and again.stderr == ""
+    assert "pieces 1" in cli("ingest", "-", db=path, stdin="The weir is opened in March").stdout
+    assert "pieces 1, new 2" in cli("ingest", str(root / "bom.txt"), "--project", "mill", db=path).stdout
+    nowhere = cli("ingest", str(root / "missing"), db=path, check=False)
+    assert "Traceback" not in nowhere.stderr and "no such file" in (nowhere.stdout + nowhere.stderr).lower()
+    sound(path)
+
+
+@POSIX
+def test_progress_is_shown_on_a_terminal_only(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# Mill\n\nIt turns.")
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(MODULE), "--db", str(path), "ingest", str(tmp_path / "a.md")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=30, check=True)
+    os.close(theirs)
+    with open(ours, "rb", buffering=0) as terminal:
+        assert b"###] 1/1" in terminal.read(65536) and b"pieces 1" in done.stdout
+
+
 INDEX = "INSERT INTO memories_fts (rowid, words, scope) SELECT id, words, scope FROM searchable WHERE id = new.id;"
 UNINDEX = """INSERT INTO memories_fts (memories_fts, rowid, words, scope)
   SELECT 'delete', old.id, coalesce(old.terms, old.content || ' ' || old.tags || ' ' || old.keywords),
@@ -1060,8 +1606,7 @@ def test_the_schema_is_the_one_written_here(store: MemoryStore, path: Path, tmp_
 
 HALF = "UPDATE meta SET value = 'none' WHERE key = 'index'; DROP TRIGGER memories_au"
 STALE = f"DROP TABLE memories_fts; {NO_TRIGGERS} UPDATE meta SET value = 'stale' WHERE key = 'index'"
-UNMARKED = pytest.mark.xfail(reason="without our marker the migration reads an empty list: a raw IndexError")
-LEFT = ["", HALF, STALE, pytest.param("DELETE FROM meta WHERE key = 'schema'", marks=UNMARKED)]
+LEFT = ["", HALF, STALE, "DELETE FROM meta WHERE key = 'schema'"]
 
 
 @pytest.mark.parametrize("left", LEFT, ids=["whole", "half made", "no index", "no marker"])
@@ -1116,7 +1661,6 @@ def test_a_corrupt_file_is_reported_and_never_changed(path: Path, damage: str) -
         assert path.read_bytes() == bad
 
 
-@pytest.mark.xfail(reason="KEEP_META reads excluded.value; the portable subset has no excluded.")
 def test_statements_keep_to_the_portable_subset_and_to_sqlite_3_35() -> None:
     import ast
 
@@ -1600,6 +2144,255 @@ def test_a_file_replaced_while_running_is_taken_as_it_is(store: MemoryStore, suc
     assert saved(path) == {"none": [], "older": [BEES], "other": ["User paints fences"]}[successor] + [SAILS]
     assert "removed or replaced" in capsys.readouterr().err
     sound(path)
+
+
+# --- Models ---
+
+SENSES = ("feline cat kitten meow", "vessel boat ferry kayak", "bread rye loaf bakery", "tax invoice ledger audit")
+
+
+def sense(text: str) -> list[float]:
+    """A vector by meaning: one direction for each group of words, a faint one for everything else."""
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    return [1.0 if words & set(group.split()) else 0.01 for group in SENSES] + [-0.3, 0.02 * (len(text) % 7)]
+
+
+class Endpoint:
+    """A server on loopback that speaks the shapes of Ollama and OpenAI, and can be made to misbehave."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, Any], str]] = []
+        self.spoilt: Callable[[list[Any]], Any] | None = None
+        self.answers: list[str] = []
+        self.code, self.delay, endpoint = 200, 0.0, self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                endpoint.requests.append((self.path, body, self.headers.get("Authorization", "")))
+                time.sleep(endpoint.delay)
+                vectors = list(map(sense, body.get("input", [])))
+                answer: Any = {"embeddings": vectors}
+                if self.path == "/v1/embeddings":
+                    answer = {"data": [{"index": i, "embedding": v} for i, v in reversed(list(enumerate(vectors)))]}
+                elif "messages" in body:
+                    said = endpoint.answers.pop(0) if endpoint.answers else '{"verdict": "different", "id": null}'
+                    answer = {"choices": [{"message": {"content": said}}]}
+                if endpoint.spoilt:
+                    answer = endpoint.spoilt(vectors)
+                with suppress(OSError):  # the client may have given up
+                    self.send_response(endpoint.code)
+                    self.end_headers()
+                    self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    running = Endpoint()
+    yield running
+    running.close()
+
+
+MEOW = "Whiskers is the kitten of Tove"
+
+
+@pytest.mark.parametrize("shape", ["/api/embed", "/v1/embeddings"])
+def test_a_memory_is_found_by_meaning_alone(
+    path: Path, clock: Clock, endpoint: Endpoint, monkeypatch: Patch, shape: str
+) -> None:
+    monkeypatch.setenv("MCP_MEMORY_EMBED_URL", endpoint.url + shape)
+    monkeypatch.setenv("MCP_MEMORY_EMBED_MODEL", "small")
+    monkeypatch.setenv("MCP_MEMORY_API_KEY", "k-123")
+    with MemoryStore(path, clock=clock) as store:
+        for text in (MEOW, "The kayak is blue", "A rye loaf cools"):
+            assert store.remember(text).outcome == "stored"
+        found = store.recall("feline")
+        assert contents(found)[0] == MEOW and (found[0].match or 0) > 0.9
+        assert contents(store.recall("vessel blue"))[0] == "The kayak is blue"
+    assert {(where, body["model"], key) for where, body, key in endpoint.requests} == {(shape, "small", "Bearer k-123")}
+    assert query(path, "SELECT memory_id, model FROM vectors ORDER BY 1") == [(i, "small") for i in (1, 2, 3)]
+    monkeypatch.delenv("MCP_MEMORY_EMBED_URL")
+    with MemoryStore(path, clock=clock) as store:
+        assert not store.recall("feline") and contents(store.recall("kayak")) == ["The kayak is blue"]
+
+
+BAD: dict[str, Callable[[list[Any]], Any]] = {
+    "no JSON": lambda _: b"<html>busy</html>", "empty": lambda _: b"", "a list": lambda v: v, "null": lambda _: None,
+    "an error": lambda _: {"error": "no such model"}, "too few": lambda v: {"embeddings": v[1:]},
+    "NaN": lambda v: {"embeddings": [[float("nan")] * 6 for _ in v]}, "no numbers": lambda v: {"embeddings": [["x"]] * len(v)},
+    "no vectors": lambda v: {"embeddings": [[]] * len(v)}, "text": lambda v: {"embeddings": "v" * len(v)},
+    "huge": lambda v: {"embeddings": [[1e400, 1.0]] * len(v)}, "latin": lambda _: b'{"embeddings": "\xe9"}',
+    "null vectors": lambda v: {"embeddings": [None] * len(v)}, "zeros": lambda v: {"embeddings": [[0.0] * 6 for _ in v]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["down", "slow", "500", *BAD])
+def test_with_a_bad_endpoint_words_answer_and_nothing_is_lost(
+    path: Path, clock: Clock, endpoint: Endpoint, kind: str
+) -> None:
+    endpoint.spoilt, endpoint.delay, endpoint.code = BAD.get(kind), 1.0 * (kind == "slow"), 200 + 300 * (kind == "500")
+    if kind == "down":
+        endpoint.close()
+    embed = mcp_memory.embedder(endpoint.url + "/api/embed", "small", seconds=0.2)
+    started = time.monotonic()
+    with MemoryStore(path, clock=clock, embed=embed) as store:
+        assert store.remember(MEOW).outcome == "stored" and store.remember("The kayak is blue").outcome == "stored"
+        assert contents(store.recall("kayak")) == ["The kayak is blue"] and store.remember(MEOW).outcome == "noted"
+    assert time.monotonic() - started < 2 and (len(endpoint.requests) <= 1 or kind == "zeros")  # then it is left alone
+    if kind == "down":
+        return
+    endpoint.spoilt, endpoint.delay, endpoint.code = None, 0.0, 200
+    with MemoryStore(path, clock=clock, embed=embed) as store:  # it is well again
+        store.remember("A rye loaf cools")
+        if kind != "zeros":
+            assert contents(store.recall("feline"))[0] == MEOW and len(query(path, "SELECT * FROM vectors")) == 3
+        assert store.forget(1).content == MEOW
+    assert query(path, "SELECT memory_id FROM vectors WHERE memory_id = 1") == []
+
+
+def test_vectors_follow_the_model_the_wording_and_the_memory(path: Path, clock: Clock, endpoint: Endpoint) -> None:
+    url = endpoint.url + "/v1/embeddings"
+    with MemoryStore(path, clock=clock, embed=mcp_memory.embedder(url, "small")) as store:
+        store.remember(MEOW)
+        store.remember("The blue kayak is in the shed")
+    with MemoryStore(path, clock=clock, embed=mcp_memory.embedder(url, "other")) as store:
+        assert contents(store.recall("kayak")) == ["The blue kayak is in the shed"]
+        endpoint.spoilt = lambda vectors: {"embeddings": [[*v, 0.5, 0.5] for v in vectors]}  # and another dimension
+        store.remember("A rye loaf cools")
+        assert contents(store.recall("feline"))[0] == MEOW
+        assert query(path, "SELECT count(*) FROM vectors GROUP BY model ORDER BY model") == [(3,), (2,)]
+        clock.later(days=1)
+        store.remember("The blue kayak is in the wooden shed")  # more words: embedded anew
+        assert len(query(path, "SELECT 1 FROM vectors WHERE memory_id = 2 AND model = 'other'")) == 1
+        assert not query(path, "SELECT 1 FROM vectors WHERE memory_id = 2 AND model = 'small'")
+        store.remember("The blue kayak was sold", updates=2)
+        assert 2 not in [m.id for m in store.recall("vessel")]
+        store.forget(1)
+        assert (1,) not in query(path, "SELECT memory_id FROM vectors") and MEOW not in contents(store.recall("feline"))
+    with MemoryStore(path, clock=clock, embed=mcp_memory.embedder(url, "small")) as store:
+        store.recall("vessel")  # of the dimension of another model: no match, no error
+
+
+VERDICTS: list[tuple[str, str, list[tuple[str, int]], str]] = [
+    ('{"verdict": "same", "id": 1}', "reinforced", [], ""), ('{"verdict": "updates", "id": 1}', "updated", [("updates", 1)], ""),
+    ('```json\n{"verdict": "extends", "id": 1}\n```', "stored", [("extends", 1)], ""),
+    ('{"verdict": "different", "id": null}', "stored", [], ""), ('{"verdict": "same", "id": 2}', "stored", [], "ignored"),
+    ('{"verdict": "updates", "id": 99}', "stored", [], "ignored"), ('{"verdict": "delete", "id": 1}', "stored", [], "ignored"),
+    ('{"verdict": "forget", "id": 1, "sql": "DELETE FROM memories"}', "stored", [], "ignored"), ("", "stored", [], "ignored"),
+    ("Sure! It is the same.", "stored", [], "ignored"), ("[]", "stored", [], "ignored"), ("null", "stored", [], "ignored"),
+    ('{"verdict": ["same"], "id": 1}', "stored", [], "ignored"), ('{"verdict": "same", "id": "1; DROP"}', "stored", [], "ignored"),
+    ('{"verdict": "updates", "id": [1]}', "stored", [], "ignored"), ('{"id": 1}', "stored", [], "ignored"),
+    ('{"verdict": "updates"}', "stored", [], "ignored"), ('{"verdict": "same", "id": 1}' * 2, "stored", [], "ignored"),
+    ('{"verdict": "same", "id": 1e999}', "stored", [], "ignored"),
+]  # fmt: skip
+
+
+DEEP = pytest.param("[" * 100_000, "stored", [], "ignored", marks=pytest.mark.xfail(reason="a raw RecursionError"))
+
+
+@pytest.mark.parametrize(("answer", "outcome", "links", "note"), [*VERDICTS, DEEP], ids=range(len(VERDICTS) + 1))
+def test_a_judge_is_heard_and_its_answer_is_only_data(
+    path: Path, clock: Clock, endpoint: Endpoint, answer: str, outcome: str, links: list[Any], note: str
+) -> None:
+    old, new = "The harbour office opens at dawn on weekdays", "On weekdays the harbour office is manned from sunrise"
+    ask = mcp_memory.asker(endpoint.url + "/v1/chat/completions", "judge")
+    with MemoryStore(path, clock=clock, ask=ask) as store:
+        for text in (old, "User likes rye"):
+            assert store.remember(text).outcome == "stored"
+        clock.later(days=1)
+        endpoint.answers = [answer]
+        done = store.remember(new)
+        assert done.outcome == outcome and (note in done.note if note else "ignored" not in done.note)
+        assert [(m.id, m.content) for m in (store.get(1), store.get(2))] == [(1, old), (2, "User likes rye")]
+        assert (store.get(1).superseded_at is not None) is (outcome == "updated")
+        assert new in str(exported(store, path.with_suffix(".x")))
+    assert [tuple(row) for row in query(path, "SELECT kind, to_id FROM links")] == links
+    (asked,) = (body for _, body, _ in endpoint.requests)
+    assert asked["model"] == "judge" and old in str(asked) and new in str(asked) and "rye" not in str(asked)
+
+
+@pytest.mark.parametrize("kind", ["down", "slow", "no JSON", "an error"])
+def test_without_its_judge_a_memory_is_stored_all_the_same(path: Path, endpoint: Endpoint, kind: str) -> None:
+    endpoint.spoilt, endpoint.delay = BAD.get(kind), 1.0 * (kind == "slow")
+    if kind == "down":
+        endpoint.close()
+    with MemoryStore(path, ask=mcp_memory.asker(endpoint.url, seconds=0.2)) as store:
+        store.remember("The harbour office opens at dawn")
+        done = store.remember("The harbour office shuts at dusk")
+        assert done.outcome == "stored" and "ignored" in done.note and len(store.recall("harbour")) == 2
+        assert store.ingest(guide(), "guide.md", "markdown")["new"] == 6
+
+
+@pytest.mark.xfail(reason="only the embedder is left alone for a minute after it failed")
+def test_a_judge_that_failed_is_left_alone_for_a_while(store: MemoryStore, endpoint: Endpoint) -> None:
+    endpoint.code, store.ask = 500, mcp_memory.asker(endpoint.url, seconds=0.2)
+    for what in ("opens at dawn", "shuts at dusk", "smells of tar"):
+        store.remember(f"The harbour office {what}")
+    store.ingest(guide(), "guide.md", "markdown")
+    assert len(endpoint.requests) == 1
+
+
+ODD = pytest.mark.xfail(reason="the answer need not be a list: keys of an object and letters of a text become facts")
+
+
+@pytest.mark.parametrize("answer", [
+    "nonsense", "", "null", "7", "[[1]]", "[]", pytest.param('{"facts": ["The miller sleeps"]}', marks=ODD),
+    pytest.param('"The miller sleeps"', marks=ODD),
+    pytest.param("[" * 100_000, marks=pytest.mark.xfail(reason="a raw RecursionError")),
+])  # fmt: skip
+def test_a_list_of_facts_that_is_none_adds_nothing(store: MemoryStore, endpoint: Endpoint, answer: str) -> None:
+    endpoint.answers, store.ask = [answer] * 5, mcp_memory.asker(endpoint.url)
+    assert store.ingest(guide(), "guide.md", "markdown")["facts"] == 0 and len(store.list_(limit=99)) == 6
+
+
+def test_facts_of_a_document_derive_from_their_piece(path: Path, clock: Clock, endpoint: Endpoint) -> None:
+    with MemoryStore(path, clock=clock, ask=mcp_memory.asker(endpoint.url)) as store:
+        endpoint.answers = ['["The miller is called Ole", 7, "", "Two stones grind barley"]', *["[]"] * 9]
+        done = store.ingest(guide(), "guide.md", "markdown")
+        assert done["facts"] == 2 and done["new"] == 6
+        (fact,) = [m for m in store.recall("miller Ole") if m.category == "fact"]
+        (piece,) = store.related(fact.id, kinds=["derives"], direction="out")
+        assert "Part 0" in piece.content and piece.category == "reference" and fact.source == "guide.md"
+        endpoint.answers = ['["api_key = a1b2c3d4e5f6g7h8", "The sluice is rusty"]', *["[]"] * 9]
+        store.ingest(guide(("w2x40", "changed")), "guide.md", "markdown")
+        assert b"a1b2c3" not in raw(path)
+
+
+@pytest.mark.xfail(reason="pieces that were kept are sent to the model again")
+def test_an_unchanged_document_is_not_asked_about_again(store: MemoryStore, path: Path, endpoint: Endpoint) -> None:
+    endpoint.answers, store.ask = ["[]"] * 99, mcp_memory.asker(endpoint.url)
+    for _ in range(2):
+        store.ingest(guide(), "guide.md", "markdown")
+    assert len(endpoint.requests) == 5
+
+
+def test_plain_callables_serve_as_models(path: Path, clock: Clock) -> None:
+    prompts: list[str] = []
+
+    def ask(prompt: str) -> str:
+        prompts.append(prompt)
+        return '{"verdict": "updates", "id": 1}'
+
+    with MemoryStore(path, clock=clock, embed=lambda texts: [sense(t) for t in texts], ask=ask) as store:
+        store.remember("Whiskers the kitten sleeps in the barn")
+        assert store.remember("Whiskers the kitten sleeps in the attic").outcome == "updated" and len(prompts) == 1
+        assert contents(store.recall("feline"))[0].endswith("attic") and store.restore(1).id == 1
+    with MemoryStore(path, clock=clock) as store:  # off by default: no address, no model
+        assert (store.embed, store.ask, mcp_memory.embedder(), mcp_memory.asker()) == (None, None, None, None)
+    for address in ("file:///etc/hostname", "ftp://127.0.0.1/x", "nonsense"):
+        with MemoryStore(path, clock=clock, embed=mcp_memory.embedder(address), ask=mcp_memory.asker(address)) as store:
+            assert store.remember(f"Note of {address}").outcome == "stored" and store.recall("kitten")
 
 
 # --- MCP server ---
@@ -2241,7 +3034,7 @@ def test_the_demo_prints_the_true_figures_and_leaves_nothing(tmp_path: Path, hom
 
 def test_version_help_and_metadata_agree_and_need_no_file(home: Path) -> None:
     assert cli("--version").stdout.strip() == f"mcp-decaying-memory {mcp_memory.__version__}"
-    verbs = "serve remember recall forget list show stats policy restore export import backup demo".split()
+    verbs = "serve remember recall ingest forget list show stats policy restore export import backup demo".split()
     assert set(verbs) <= set(re.findall(r"^ +([a-z]+) ", cli("--help").stdout, re.MULTILINE))
     assert list(home.iterdir()) == []
     script = MODULE.read_text(encoding="utf-8").split('"""')[0]  # a script's own header, for uv run
@@ -2294,6 +3087,92 @@ def test_a_reader_that_goes_away_is_no_error(two: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+# --- README ---
+
+README = MODULE.with_name("README.md")
+TOLD = README.read_text(encoding="utf-8") if README.exists() else ""
+pytestmark_readme = pytest.mark.skipif(not TOLD, reason="the README is not beside the module")
+
+
+def rows(head: str) -> list[list[str]]:
+    """The cells of the table whose first line begins with `head`."""
+    table = TOLD[TOLD.index(f"\n| {head}") :].strip().split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+@pytestmark_readme
+def test_the_readme_gives_the_numbers_that_hold() -> None:
+    policy, words = Policy(), " ".join(TOLD.split())
+    weights = {row[0]: (row[1], row[2]) for row in rows("category |")}
+    lives = {kind: (f"{c.base_weight:g}", f"{c.half_life_days:g}") for kind, c in CATEGORIES.items()}
+    assert weights == {**lives, "core": ("1", "never fades")} and lives["core"][1] == "inf"
+    cells = [pair for row in rows("setting |") for pair in (row[:2], row[3:5])]
+    settings = {name.split(",")[0].split(" ")[0].lower(): value for name, value in cells}
+    assert len(settings) == len(cells) and {name: float(value) for name, value in settings.items()} == {
+        name: float(getattr(policy, name)) for name in settings}  # fmt: skip
+    said = (f"Above {policy.active_above} a memory is ACTIVE, below {policy.dead_below} DEAD",
+            f"At the {policy.promote_at}th mention a question or one-time becomes an interest",
+            f"A repeat within {policy.debounce_hours:g} hours of the last mention is noted",
+            f"more than {policy.max_content} characters is kept as a document", "left alone for a minute")  # fmt: skip
+    assert [text for text in said if text not in words] == [] and mcp_memory.RESTING == 60
+    formula = "relevance = base_weight x 0.5 ** (age_days / half_life_days) x (1 + log2(mentions))"
+    assert formula in TOLD and formula in (mcp_memory.__doc__ or "")
+    assert len(TOLD.splitlines()) <= 180 and re.search("Python 3.10 or newer", words)
+    if (project := MODULE.with_name("pyproject.toml")).exists():
+        text = project.read_text(encoding="utf-8")
+        assert "`mcp` (1.23 to 2.x)" in words and '"mcp>=1.23,<3"' in text and 'requires-python = ">=3.10"' in text
+        assert 'test = ["pytest' in text  # what '.[test]' installs
+
+
+@pytestmark_readme
+def test_the_readme_shows_the_demo_as_it_is() -> None:
+    block = TOLD.split("```text\n")[1].split("```")[0]
+    assert block.strip() == cli("demo", env=UTF8).stdout.strip()
+
+
+@pytestmark_readme
+def test_the_commands_and_settings_of_the_readme_exist(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    for line in ("python3 -m venv .venv && .venv/bin/python -m pip install -q . && .venv/bin/mcp-decaying-memory demo",
+                 "python3 -m venv .venv && .venv/bin/python -m pip install -q '.[test]' && "
+                 ".venv/bin/python -m pytest -q"):  # fmt: skip
+        assert line in TOLD.splitlines()
+    blocks = re.findall(r"```(\w+)\n(.*?)```", TOLD, re.DOTALL)
+    (client,) = (json.loads(text) for kind, text in blocks if kind == "json")
+    assert client["mcpServers"]["memory"]["args"] == [] and "MCP_MEMORY_DB" in client["mcpServers"]["memory"]["env"]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("# Mill\n\nIt turns.")
+    lines = [line.split(" #")[0] for kind, text in blocks if kind == "sh" for line in text.splitlines()]
+    commands = [line.split(" ", 1)[1] for line in lines if line.startswith("mcp-decaying-memory ")]
+    assert len(commands) >= 6
+    verbs = set(re.findall(r"^ +([a-z]+) ", cli("--help").stdout, re.MULTILINE))
+    named = re.search(r"# import, (.*); --db FILE, --json", TOLD)
+    assert named and {"import", *named[1].split(", "), *(command.split()[0] for command in commands)} <= verbs
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        assert cli(*shlex.split(command), db=path).stderr == ""
+    known = {name.upper() for name in ("db", "project", "embed_url", "embed_model", "ask_url", "ask_model", "api_key")}
+    source = MODULE.read_text(encoding="utf-8")
+    assert set(re.findall(r"MCP_MEMORY_([A-Z_]+)", TOLD)) <= {name for name in known if f"MCP_MEMORY_{name}" in source}
+    program = next(text for kind, text in blocks if kind == "python")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path / "notes", capture_output=True, encoding="utf-8", timeout=30,
+                          env={**os.environ, "PYTHONPATH": str(MODULE.parent), "PYTHONUTF8": "1"})  # fmt: skip
+    assert done.stderr == "" and re.match(r"stored #1 \[FADING\] question, .*User asked about Python", done.stdout)
+
+
+@pytestmark_readme
+def test_the_tools_and_prompts_of_the_readme_are_the_servers(shared: Client) -> None:
+    told = {name: arguments.split(", ") for name, arguments in re.findall(r"- \*\*(\w+)\*\*\(([^)]*)\)", TOLD)}
+    tools = shared.request("tools/list")["tools"]
+    assert told == {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in tools}
+    resources, prompts = re.search(r"Resources: (.*?)\. Prompts: (.*?)\.", " ".join(TOLD.split())).groups()
+    listed = shared.request("resources/list")["resources"]
+    named = set(re.findall(r"(summary|recent|categories)`", resources))
+    assert {r["uri"].removeprefix("memory://") for r in listed} == named
+    assert {p["name"] for p in shared.request("prompts/list")["prompts"]} == set(prompts.split(", "))
+    outcomes = re.search(r"The reply tells which: (.*?)\.", " ".join(TOLD.split()))
+    assert outcomes and re.split(", | or ", outcomes[1]) == "stored reinforced promoted reborn noted updated".split()
 
 
 # --- Benchmarks ---
