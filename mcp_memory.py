@@ -500,6 +500,7 @@ SECRETS = re.compile(
     r"|(?:api[_ -]?key|secret|token|passw(?:or)?d)[\"']?\s*[:=]\s*[\"']?(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
 )
+LONG = re.compile(r"\S{12}|PRIVATE|://")  # what any of them has, found faster
 WORD = re.compile(r"[^\W_]+")
 IRREGULAR = {
     form: [other for other in group.split() if other != form]
@@ -523,7 +524,7 @@ def printable(text: str) -> str:
 
 
 QUOTED = 600  # characters of a content shown in a list
-REPEAT_WORDS = 6  # the longest words of a new statement, by which a repeat of it is looked for
+REPEAT_WORDS = 5  # the longest words of a new statement, by which a repeat of it is looked for
 
 
 def _lined(error: Exception) -> str:
@@ -553,10 +554,9 @@ def _grams(run: str) -> list[str]:
 def index_terms(*texts: str) -> str | None:
     """The words to index, or None where SQLite's own tokenizer finds the same ones in the texts."""
     raw = " ".join(texts)
-    folded = fold(raw)
-    if raw.isascii() and folded == raw.casefold():
+    if raw.isascii() and "+" not in raw and "#" not in raw:
         return None
-    return UNSPACED.sub(lambda m: f" {' '.join(_grams(m[0]))} ", folded)
+    return UNSPACED.sub(lambda m: f" {' '.join(_grams(m[0]))} ", fold(raw))
 
 
 def query_units(text: str, most: int) -> list[str]:
@@ -897,8 +897,8 @@ SCHEMA = (
         FROM memories WHERE superseded_at IS NULL""",
 )
 VECTORS = (
-    """CREATE TABLE IF NOT EXISTS vectors (memory_id INTEGER NOT NULL, model TEXT NOT NULL, signs TEXT NOT NULL,
-        vector TEXT NOT NULL, PRIMARY KEY (memory_id, model)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS vectors (seq INTEGER PRIMARY KEY AUTOINCREMENT, memory_id INTEGER NOT NULL,
+        model TEXT NOT NULL, signs TEXT NOT NULL, vector TEXT NOT NULL, UNIQUE (memory_id, model))""",
     """CREATE TRIGGER IF NOT EXISTS vectors_ad AFTER DELETE ON memories BEGIN
         DELETE FROM vectors WHERE memory_id = old.id; END""",
     """CREATE TRIGGER IF NOT EXISTS vectors_au AFTER UPDATE OF content ON memories BEGIN
@@ -1059,6 +1059,7 @@ class MemoryStore:
         self.embed, self.ask = embed or embedder(), ask or asker()
         self._given = path
         self._signs: dict[int, int] = {}
+        self._last = 0  # the last row of `vectors` that _signs knows
         self._resting = 0.0  # until when a failed endpoint is left alone
         self._file: LocalFile | None = None
         self._meta: dict[str, str] = {}
@@ -1141,7 +1142,8 @@ class MemoryStore:
             raise InvalidMemory(f"The content has {len(text)} characters, the limit is {most}: nothing was saved.")
         words, labels, kind = _joined(given.get("keywords")), _joined(given.get("tags")), given.get("category")
         project, origin = _line(given.get("project")), _line(given.get("source"), 500)
-        if SECRETS.search("\n".join((text, words, labels, project, origin))):
+        said = "\n".join((text, words, labels, project, origin))
+        if LONG.search(said) and SECRETS.search(said):
             raise InvalidMemory("This looks like a password, key or token: nothing was saved. Say where it is kept.")
         kind = self._kind(kind, text, notes)
         draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": project, "content": text, "mentions": 1}
@@ -1496,9 +1498,9 @@ class MemoryStore:
                 worth += sum(part for other, part in near if _together(row, other))
             if names and (opening := WORD.match(row["content"])) and opening[0].lower() in names:
                 worth *= NAMED
+            worth += COSINE * alike.get(i, 0.0)
             if span and span[0] - DAY <= row["created_at"] <= span[1] + DAY:
                 worth *= TIMELY
-            worth += COSINE * alike.get(i, 0.0)
             shown = min(1.0, max(match, alike.get(i, 0.0)))
             hits.append(Hit(worth * (1 - share + share * value / (1 + value)), shown, value, row))
         lives, weak = self.policy.dead_below, self.policy.weak_match
@@ -1549,14 +1551,14 @@ class MemoryStore:
         """
         if not units or not projects:
             return {}, {}
-        first, hidden = min(bound, 300) + 1, not past and self._hidden(projects)
+        first, (top, hidden) = min(bound, 300) + 1, self._surroundings(projects)
         sources = {unit: self._postings([unit], projects, hidden, past) for unit in units}
         found = {unit: self._db.execute(f"{sql} LIMIT {first}", params) for unit, (sql, params) in sources.items()}
         counts = {unit: len(ids) for unit, ids in found.items()}
         for unit in (unit for unit, n in counts.items() if n == first < bound):
             sql, params = sources[unit]
             counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
-        total = max(FEW, self._db.execute("SELECT max(id) FROM memories")[0][0] or 0, *counts.values())
+        total = max(FEW, top, *counts.values())
         idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
         idf.update({unit: VAGUE * idf[unit] for unit in units if unit in EMPTY})
         whole, left = sum(idf.values()), bound
@@ -1616,15 +1618,16 @@ class MemoryStore:
         near = [term for term in known if len(letters & set(term)) >= len(letters) - 2]
         return get_close_matches(unit, near, 2, 0.7)
 
-    def _hidden(self, projects: Sequence[str]) -> bool:
-        """Whether the index holds what this caller may not see: only then must each word be tied to a scope."""
+    def _surroundings(self, projects: Sequence[str]) -> tuple[int, bool]:
+        """The highest id, and whether the index holds what is hidden from this caller: then each word needs a scope."""
         mine = sorted(projects)
         gaps = ["space < :space", "space > :space", "space = :space AND project < :p0"]
         gaps += [f"space = :space AND project > :p{i} AND project < :p{i + 1}" for i in range(len(mine) - 1)]
         gaps.append(f"space = :space AND project > :p{len(mine) - 1}")
         exists = (f"EXISTS (SELECT 1 FROM memories WHERE superseded_at IS NULL AND {gap})" for gap in gaps)
         params = {"space": self.space, **{f"p{i}": project for i, project in enumerate(mine)}}
-        return bool(self._db.execute(f"SELECT {' OR '.join(exists)}", params)[0][0])
+        top, hidden = self._db.execute(f"SELECT (SELECT max(id) FROM memories), {' OR '.join(exists)}", params)[0]
+        return top or 0, bool(hidden)
 
     def _count(self, seen: View) -> int:
         """How many memories a view holds, up to COUNTED; the expired are counted apart, to stay in the index."""
@@ -1710,7 +1713,8 @@ class MemoryStore:
             (SELECT memory_id FROM vectors WHERE model = ?) ORDER BY id DESC LIMIT 64"""
         rows = self._db.execute(missing, (self._model(),)) if time.monotonic() >= self._resting else []
         vectors = self._embedded([text for _, text in rows]) if rows else []
-        keep = "INSERT INTO vectors SELECT id, ?, ?, ? FROM memories WHERE id = ? ON CONFLICT DO NOTHING"
+        keep = """INSERT INTO vectors (memory_id, model, signs, vector)
+            SELECT id, ?, ?, ? FROM memories WHERE id = ? ON CONFLICT DO NOTHING"""
         packed = [(i, *_packed(vector)) for (i, _), vector in zip(rows, vectors)]
         if packed:
             self._db.batch((keep, (self._model(), f"{signs:x}", vector, i)) for i, signs, vector in packed)
@@ -1722,8 +1726,8 @@ class MemoryStore:
             return {}
         signs, packed = _packed(vectors[0])
         asked, width = array("b", b64decode(packed)), signs.bit_length()
-        known = "SELECT memory_id, signs FROM vectors WHERE model = ? AND memory_id > ?"
-        for i, bits in self._db.execute(known, (self._model(), max(self._signs, default=0))):
+        known = "SELECT seq, memory_id, signs FROM vectors WHERE seq > ? AND model = ? ORDER BY seq"
+        for self._last, i, bits in self._db.execute(known, (self._last, self._model())):
             self._signs[i] = int(bits, 16)
         near = nsmallest(RESCORED, self._signs, key=lambda i: (self._signs[i] ^ signs).bit_count())
         exact = f"SELECT memory_id, vector FROM vectors WHERE model = ? AND memory_id IN ({_marks(near)})"
@@ -2128,6 +2132,7 @@ class MemoryStore:
                 self.close()
             if self._file is None:
                 self._file, self._meta, self._signs = LocalFile(locate(self._given), self.policy), {}, {}
+                self._last = 0
                 try:
                     self._prepare()
                 except BaseException:
@@ -2505,8 +2510,8 @@ def _packed(vector: list[float]) -> tuple[int, str]:
 
 
 def _cosine(one: "array[int]", other: "array[int]") -> float:
-    dot, norms = sum(map(mul, one, other)), sum(map(mul, one, one)) * sum(map(mul, other, other))
-    return dot / math.sqrt(norms) if norms else 0.0
+    norms = math.hypot(*one) * math.hypot(*other)
+    return sum(map(mul, one, other)) / norms if norms else 0.0
 
 
 # --- MCP server ---

