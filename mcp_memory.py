@@ -1727,8 +1727,8 @@ class MemoryStore:
         signs, packed = _packed(vectors[0])
         asked, width = array("b", b64decode(packed)), signs.bit_length()
         known = "SELECT seq, memory_id, signs FROM vectors WHERE seq > ? AND model = ? ORDER BY seq"
-        for self._last, i, bits in self._db.execute(known, (self._last, self._model())):
-            self._signs[i] = int(bits, 16)
+        for seq, i, bits in self._db.execute(known, (self._last, self._model())):
+            self._last, self._signs[i] = seq, int(bits, 16)
         near = nsmallest(RESCORED, self._signs, key=lambda i: (self._signs[i] ^ signs).bit_count())
         exact = f"SELECT memory_id, vector FROM vectors WHERE model = ? AND memory_id IN ({_marks(near)})"
         rows = ((i, array("b", b64decode(v))) for i, v in self._db.execute(exact, [self._model(), *near]))
