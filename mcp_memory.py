@@ -427,6 +427,7 @@ def when(value: Any, now: float) -> float:
 
 
 MONTHS = "january february march april may june july august september october november december".split()
+DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
 PERIODS = (
     r"\b(?P<year>\d{4})-(?P<month>\d\d)(?:-(?P<day>\d\d))?\b",
@@ -438,6 +439,7 @@ PERIODS = (
     r"\b(?P<ago>\d{1,4}|an?|one|two|three|few|couple of) (?P<unit>day|week|month|year)s? ago\b",
     r"\b(?:last|past|previous|recent) (?P<many>\d{1,4} |two |three |few )?(?P<unit>day|week|month|year)s?\b",
     r"\bthis (?P<this>week|month|year)\b|\b(?P<near>today|yesterday|recently|lately)\b",
+    r"\b(?:on|last) (?P<weekday>(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b",
 )
 
 
@@ -453,10 +455,14 @@ def period(text: str, now: float) -> tuple[float, float, str] | None:
         count = int(word) if word.isdigit() else {"two": 2, "couple of": 2, "three": 3, "few": 4}.get(word, 1)
         reach = days[span] * count * DAY
         slack = days[span] * DAY / 2 if part.get("ago") else reach
-        return (now - reach - slack, now - reach + slack if part.get("ago") else now, found[0])
+        until = now - reach + slack if part.get("ago") else now - 2 * DAY if found[0].lower() == "last week" else now
+        return now - reach - slack, until, found[0]
     if near := part.get("near"):
         reach = {"today": 0.0, "yesterday": DAY}.get(near.lower(), 14 * DAY)
         return now - reach - DAY / 2, now - min(reach, DAY) / 2 if near.lower() == "yesterday" else now, found[0]
+    if weekday := part.get("weekday"):
+        back = (today.weekday() - DAYS.index(weekday.lower()) - 1) % 7 + 1
+        return now - (back + 0.5) * DAY, now - (back - 0.5) * DAY, found[0]
     month = int(part["month"]) if part.get("month") else 0
     if name := part.get("name"):
         month = next(i for i, full in enumerate(MONTHS, 1) if full.startswith(name.lower()))
@@ -465,8 +471,11 @@ def period(text: str, now: float) -> tuple[float, float, str] | None:
         start = datetime(year, month or 1, int(part.get("day") or 1), tzinfo=timezone.utc)
     except ValueError:
         return None
+    if start > today and not part.get("year"):
+        start = start.replace(year=year - 1)
     length = 1 if part.get("day") else 31 if month else 366
-    return start.timestamp(), start.timestamp() + length * DAY, found[0]
+    end = now if found[0].lower().startswith("since") else start.timestamp() + length * DAY
+    return start.timestamp(), end, found[0]
 
 
 # --- Text ---
@@ -617,10 +626,7 @@ NUMBERS = {
 DIRECTIONS = {word: word for word in "over to from before after by not".split()}
 DIRECTIONS |= dict.fromkeys(("than", "instead", "rather"), "over") | {"never": "not"}
 UNITS = r"(?:%|\u20ac|\$|\u00a3|ms|am|pm|km|kg|mb|gb|min|[smhdgk])(?!\w)"
-CALENDAR = frozenset(
-    "january february march april may june july august september october november december monday tuesday wednesday "
-    "thursday friday saturday sunday".split()
-)
+CALENDAR = frozenset(MONTHS + DAYS)
 
 
 def stem(word: str) -> str:
@@ -793,10 +799,26 @@ def same_topic(new: str, old: str) -> bool:
     return bool(a.words) and a.words <= b.words and a.numbers == b.numbers and not other
 
 
+# Of each of these a person has one value at a time.
+RIVALS = [
+    frozenset(group.split())
+    for group in (
+        "live lives living reside resides based moved moves relocated",
+        "work works working job employed joined joins",
+        "drive drives drove",
+        "married wife husband partner engaged divorced",
+    )
+]
+
+
 def contradicts(one: str, other: str) -> bool:
     """Whether two statements look like two values of one thing: another number, a negation, one word for another."""
     a, b = statement(one), statement(other)
     mine, yours = a.words - b.words, b.words - a.words
+    for group in RIVALS:
+        if group & set(WORD.findall(fold(one))) and group & set(WORD.findall(fold(other))):
+            about = {_canonical(word) for word in group}
+            return len(a.words - about) == len(b.words - about) == 1 and bool(mine - about and yours - about)
     if "?" in a.marks | b.marks or len(mine) != len(yours) or len(mine) > 1 or len(a.words) - len(mine) < 1 + len(mine):
         return False
     return bool(mine) or a.numbers != b.numbers or a.marks != b.marks
@@ -1060,7 +1082,7 @@ class MemoryStore:
         self._given = path
         self._signs: dict[int, int] = {}
         self._last = 0  # the last row of `vectors` that _signs knows
-        self._resting = 0.0  # until when a failed endpoint is left alone
+        self._resting = {"ask": 0.0, "embed": 0.0}  # until when a failed endpoint is left alone
         self._file: LocalFile | None = None
         self._meta: dict[str, str] = {}
         self._indexed = False
@@ -1195,6 +1217,7 @@ class MemoryStore:
             notes += self._said_before(draft)
             others = (n for n in near if n[0] is not broader and n[0]["id"] not in replaced)
             similar = [_memory(r, now, self.policy, m) for r, m in others if m >= self.policy.weak_match]
+            similar = [*(_memory(r, now, self.policy) for r in self._rivals(draft, [m.id for m in similar])), *similar]
         for kind, to_id in links:
             key = {name: row[name] for name in ("space", "project", "fingerprint")}
             link = {"to_id": to_id, "kind": kind, "now": now, **key}
@@ -1207,6 +1230,15 @@ class MemoryStore:
             outcome = "updated"
             notes.append(f"It replaces {', '.join(older)}: kept as history, out of recall; restore takes it back.")
         return Remembered(outcome, _memory(row, now, self.policy), tuple(similar[:3]), " ".join(notes))
+
+    def _rivals(self, draft: Row, known: list[int]) -> list[Row]:
+        """Memories that give another value of what a person has one of: "lives in Berlin", "moved to Munich"."""
+        group = next((g for g in RIVALS if g & set(WORD.findall(fold(draft["content"])))), None)
+        if group is None or draft["category"] in ASKED:
+            return []
+        ids = [i for word in group for i in self._matches([word], [draft["project"], ""], 100, exact=True)[0]]
+        rows = self._rows_by_id(list(dict.fromkeys(ids)), "superseded_at IS NULL")
+        return [row for row in rows if row["id"] not in known and contradicts(draft["content"], row["content"])][:3]
 
     def _said_before(self, draft: Row) -> list[str]:
         """A note where the same words were superseded: saying them again makes a new memory, not an old one anew."""
@@ -1221,27 +1253,37 @@ class MemoryStore:
     ) -> tuple[Row | None, list[tuple[str, int]]]:
         """What a model says of the candidates in between: data, parsed strictly, and nothing it says can erase."""
         rows = {row["id"]: row for row, match in near[:5] if match >= self.policy.weak_match}
-        if not rows or self.ask is None:
-            return None, []
         stored = "\n".join(f"{i}: {json.dumps(row['content'])}" for i, row in rows.items())
-        try:
-            answer = _json(self.ask(JUDGE.format(new=json.dumps(draft["content"]), old=stored)))
-            verdict, row = answer["verdict"], rows.get(answer.get("id"))
-            if verdict not in ("same", "updates", "extends", "different") or (row is None) != (verdict == "different"):
-                raise ValueError(verdict)
-        except (ValueError, TypeError, LookupError, AttributeError, OSError) as exc:
-            notes.append(f"The judge was not understood and is ignored ({type(exc).__name__}).")
+        answer = self._asked(JUDGE.format(new=json.dumps(draft["content"]), old=stored)) if rows else None
+        if answer is None:
+            return None, []
+        verdict, row = (answer.get("verdict"), rows.get(answer.get("id"))) if isinstance(answer, dict) else (None, None)
+        if verdict not in ("same", "updates", "extends", "different") or (row is None) != (verdict == "different"):
+            notes.append("The judge was not understood and is ignored.")
             return None, []
         if row is None or (verdict == "same" and statement(row["content"]).marks != statement(draft["content"]).marks):
             return None, []
         return (row, []) if verdict == "same" else (None, [(verdict, row["id"])])
+
+    def _asked(self, prompt: str) -> Any:
+        """What a model answers as JSON: "" where that is none, None where it was not asked or did not answer."""
+        if self.ask is None or time.monotonic() < self._resting["ask"]:
+            return None
+        try:
+            return _json(self.ask(prompt))
+        except (ValueError, RecursionError):
+            return ""
+        except (OSError, TypeError, LookupError, AttributeError):
+            self._resting["ask"] = time.monotonic() + RESTING
+            return None
 
     def _near(self, draft: Row, replaced: list[int]) -> list[tuple[Row, float]]:
         """Live memories of this project or everywhere: the exact one, else those that share rare words."""
         exact = "space = ? AND project IN (?, '') AND fingerprint = ? AND superseded_at IS NULL ORDER BY project DESC"
         if found := self._rows(exact, draft["space"], draft["project"], draft["fingerprint"]):
             return [(found[0], 1.0)]
-        units = query_units(draft["content"], REPEAT_WORDS)
+        words = query_units(draft["content"], 2 * REPEAT_WORDS)
+        units = list(dict.fromkeys((*words[:2], *sorted(words, key=len, reverse=True))))[:REPEAT_WORDS]
         matches, _ = self._matches(units, [draft["project"], ""], self.policy.repeat_postings, exact=True)
         least = 0.0 if draft["category"] in TOPICAL else self.policy.weak_match
         best = nlargest(
@@ -1451,7 +1493,8 @@ class MemoryStore:
             half_life = self.policy.categories[kind].half_life_days
             least = -1e300 if dead else math.log2(self.policy.dead_below) + seen.moment / DAY / half_life
             for project in seen.projects:
-                rows += self._rows(page, *seen.params, kind, project, least, -1 if seen.tags else most)
+                many = -1 if seen.tags else 5 * most if kind in TOPICAL and not dead else most
+                rows += self._rows(page, *seen.params, kind, project, least, many)
         valued = ((row, value) for row, value in self._valued(rows, seen) if dead or value >= self.policy.dead_below)
         hits = sorted((Hit(value, None, value, row) for row, value in valued), key=Hit.order)
         if dead:
@@ -1573,8 +1616,9 @@ class MemoryStore:
             held = {i for (i,) in (found[unit] if n < first else self._db.execute(*sources[unit]))}
             for i in held:
                 matches[i] = matches.get(i, 0.0) + gain
-            worth, others = (ALIKE, SYNONYMS.get(unit)) if n else (CLOSE, None if exact else self._closest(unit))
-            for other in others or ():
+            others = [] if exact else SYNONYMS.get(unit) or ([] if n else self._closest(unit))
+            worth = ALIKE if n else CLOSE
+            for other in others:
                 sql, params = self._postings([other], projects, hidden, past)
                 for (i,) in self._db.execute(f"{sql} LIMIT {first}", params):
                     if i not in held:
@@ -1593,7 +1637,10 @@ class MemoryStore:
         """The statement for the ids of memories that hold all of the units, in the projects given."""
         forms = [[unit, *IRREGULAR.get(unit, ())] for unit in units]
         if self._indexed and not past:
-            words = " AND ".join("(" + " OR ".join(f'"{form}"' for form in group) + ")" for group in forms)
+            ors = (
+                " OR ".join(f'"{form.rstrip("*")}"{form[len(form.rstrip("*")) :]}' for form in group) for group in forms
+            )
+            words = " AND ".join(f"({group})" for group in ors)
             if hidden:
                 scopes = " OR ".join(f'"{f"{self.space}/{project}".encode().hex()}"' for project in projects)
                 words = f"words : ({words}) AND scope : ({scopes})"
@@ -1610,13 +1657,13 @@ class MemoryStore:
             return []
         from difflib import get_close_matches
 
-        start, letters = unit[:2], set(unit)
-        terms = "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
-        known = [
-            term for (term,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(term) - len(unit)) < 4
-        ]
-        near = [term for term in known if len(letters & set(term)) >= len(letters) - 2]
-        return get_close_matches(unit, near, 2, 0.7)
+        letters, terms = set(unit), "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
+        for start in (unit[:2], unit[:1]):
+            known = [t for (t,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(t) - len(unit)) < 4]
+            near = [term for term in known if len(letters & set(term)) >= len(letters) - 2]
+            if found := get_close_matches(unit, near, 2, 0.7):
+                return [f"{term}*" for term in found]  # the terms are stems: found as beginnings
+        return []
 
     def _surroundings(self, projects: Sequence[str]) -> tuple[int, bool]:
         """The highest id, and whether the index holds what is hidden from this caller: then each word needs a scope."""
@@ -1691,15 +1738,15 @@ class MemoryStore:
 
     def _embedded(self, texts: list[str]) -> list[list[float]]:
         """Vectors of the texts, or none: a model that is down, slow or odd costs a pause, never an answer."""
-        if self.embed is None or time.monotonic() < self._resting:
+        if self.embed is None or time.monotonic() < self._resting["embed"]:
             return []
         try:
             vectors = self.embed(texts)
             if len(vectors) == len(texts) and all(v and all(map(math.isfinite, v)) for v in vectors):
                 return vectors
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             pass
-        self._resting = time.monotonic() + RESTING
+        self._resting["embed"] = time.monotonic() + RESTING
         return []
 
     def _model(self) -> str:
@@ -1711,7 +1758,7 @@ class MemoryStore:
             return
         missing = """SELECT id, content || ' ' || keywords FROM memories WHERE superseded_at IS NULL AND id NOT IN
             (SELECT memory_id FROM vectors WHERE model = ?) ORDER BY id DESC LIMIT 64"""
-        rows = self._db.execute(missing, (self._model(),)) if time.monotonic() >= self._resting else []
+        rows = self._db.execute(missing, (self._model(),)) if time.monotonic() >= self._resting["embed"] else []
         vectors = self._embedded([text for _, text in rows]) if rows else []
         keep = """INSERT INTO vectors (memory_id, model, signs, vector)
             SELECT id, ?, ?, ? FROM memories WHERE id = ? ON CONFLICT DO NOTHING"""
@@ -1870,31 +1917,43 @@ class MemoryStore:
             draft.update(created_at=there["created_at"], mentioned_at=there["mentioned_at"])
         old = f"SELECT id FROM memories WHERE {where}"
 
+        elsewhere = """EXISTS (SELECT 1 FROM links JOIN memories d ON d.id = to_id WHERE from_id = memories.id
+            AND kind = 'derives' AND d.source <> ? AND d.superseded_at IS NULL)"""
+
         def steps() -> Iterator[tuple[str, Any]]:
             yield f"DELETE FROM links WHERE kind = 'extends' AND from_id IN ({old}) AND to_id IN ({old})", mine * 2
             yield from self._merge(drafts, changed)
             for gone in set(before) - kept:
-                yield f"UPDATE memories SET superseded_at = ? WHERE {where} AND fingerprint = ?", (now, *mine, gone)
+                leave = f"UPDATE memories SET superseded_at = ? WHERE {where} AND fingerprint = ? AND NOT {elsewhere}"
+                yield leave, (now, *mine, gone, name)
 
+        if set(before) == kept:
+            return {
+                "source": name,
+                "pieces": len(drafts) - 1,
+                "new": 0,
+                "kept": len(kept),
+                "superseded": 0,
+                "skipped": skipped,
+            }
         self._db.batch(steps())
         self._fill()
-        facts = [fact for draft, _, _ in drafts[1:] for fact in self._facts(draft)] if self.ask else []
+        new = [draft for draft, _, _ in drafts[1:] if draft["fingerprint"] not in before]
+        facts = [fact for draft in new for fact in self._facts(draft)] if self.ask else []
         found = {"source": name, "pieces": len(drafts) - 1, "new": changed[0], "kept": len(set(before) & kept)}
         return {**found, "superseded": len(set(before) - kept), "facts": len(facts), "skipped": skipped}
 
     def _facts(self, draft: Row) -> list[Remembered]:
         """What a model extracts from a piece of a document, remembered as facts that derive from it."""
         rows = self._near(draft, [])
-        if not rows or self.ask is None or rows[0][0]["created_at"] < draft["created_at"]:
-            return []
-        try:
-            facts = [fact for fact in _json(self.ask(FACTS.format(text=draft["content"]))) if isinstance(fact, str)][
-                :10
-            ]
-            given = {"project": draft["project"], "source": draft["source"], "derives": rows[0][0]["id"]}
-            return [self.remember(fact, "fact", **given) for fact in facts if fact.strip()]
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
-            return []
+        facts = self._asked(FACTS.format(text=draft["content"])) if rows else None
+        given = {"project": draft["project"], "source": draft["source"]}
+        texts = [fact for fact in facts if isinstance(fact, str) and fact.strip()] if isinstance(facts, list) else []
+        done: list[Remembered] = []
+        for text in texts[:10]:
+            with suppress(InvalidMemory):
+                done.append(self.remember(text, "fact", **given, derives=rows[0][0]["id"]))
+        return done
 
     # Exchange
 
