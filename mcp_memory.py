@@ -173,7 +173,7 @@ class StoreBusy(MemoryStoreError):
 # --- Relevance ---
 
 DAY = 86400.0
-CLOCK_SKEW, CLOCK_SLACK = 60.0, 2 * DAY
+CLOCK_SKEW, CLOCK_SLACK, LONG_AGO = 60.0, 2 * DAY, 1.6e9  # a clock before 2020 is broken
 DEFAULT = Policy()
 
 
@@ -255,7 +255,7 @@ def mention(was: Counted, now: float, expired: bool = False, policy: Policy = DE
     if -min(CLOCK_SKEW, window) < since < window:
         return "noted", was
     mentions = was.mentions + 1
-    now = was.mentioned_at if 0 < -since <= CLOCK_SLACK else now
+    now = was.mentioned_at if -since > 0 and (-since <= CLOCK_SLACK or now < LONG_AGO) else now
     if was.category in ASKED and mentions >= policy.promote_at:
         return "promoted", Counted("interest", was.first_category, mentions, now)
     return "reinforced", Counted(was.category, was.first_category, mentions, now)
@@ -405,10 +405,17 @@ def when(value: Any, now: float) -> float:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     text = str(value).strip()
-    if step := re.fullmatch(r"([+-]?)(\d+(?:\.\d+)?)\s*([smhdwy])[a-z]*", text, re.IGNORECASE):
+    if step := re.fullmatch(r"([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+)", text, re.IGNORECASE):
         sign, amount, unit = step.groups()
-        seconds = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY, "y": 365.25 * DAY}[unit.lower()]
+        units = "s second min minute h hour d day w week mo month y year".split()
+        if (name := unit.lower().rstrip("s") or "s") not in units:
+            raise InvalidMemory(
+                f'cannot read the time {text[:60]!r}; units are s, min, h, d, w, mo and y, as in "+30d"'
+            )
+        seconds = (1.0, 60.0, 3600.0, DAY, 7 * DAY, 30.44 * DAY, 365.25 * DAY)[units.index(name) // 2]
         moment = now + (-1 if sign == "-" else 1) * float(amount) * seconds
+    elif date := re.fullmatch(r"(\d{4})(?:(\d\d)(\d\d))?", text):
+        moment = when(f"{date[1]}-{date[2] or '01'}-{date[3] or '01'}", now)
     elif text.lower() == "now":
         moment = now
     else:
@@ -430,12 +437,13 @@ MONTHS = "january february march april may june july august september october no
 DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
 PERIODS = (
-    r"\b(?P<year>\d{4})-(?P<month>\d\d)(?:-(?P<day>\d\d))?\b",
-    rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<name>{_MONTH})\b\.?,?(?: (?P<year>\d{{4}}))?",
-    rf"\b(?P<name>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?",
+    r"\b(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)\b",
+    r"\b(?:in|since|during) (?P<year>\d{4})-(?P<month>\d\d)\b",
+    rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<name>{_MONTH})\b\.?,?(?: (?P<year>\d{{4}}))?(?! (?:be|not))",
+    rf"\b(?P<name>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?! ?(?:km|m|miles|hours))(?:,? (?P<year>\d{{4}}))?",
     rf"\b(?P<name>{_MONTH})\b\.?,? (?P<year>\d{{4}})\b",
     rf"\b(?:in|during|since|of|last) (?P<name>{_MONTH})\b",
-    r"\b(?:in|during|of) (?P<year>(?:19|20)\d\d)\b",
+    r"\b(?:in|during|since) (?P<year>(?:19|20)\d\d)\b",
     r"\b(?P<ago>\d{1,4}|an?|one|two|three|few|couple of) (?P<unit>day|week|month|year)s? ago\b",
     r"\b(?:last|past|previous|recent) (?P<many>\d{1,4} |two |three |few )?(?P<unit>day|week|month|year)s?\b",
     r"\bthis (?P<this>week|month|year)\b|\b(?P<near>today|yesterday|recently|lately)\b",
@@ -443,7 +451,10 @@ PERIODS = (
 )
 
 
-def period(text: str, now: float) -> tuple[float, float, str] | None:
+Span = tuple[float, float, str]
+
+
+def period(text: str, now: float) -> Span | None:
     """The span that a question names ("in May 2023", "two weeks ago"), as UTC seconds, and the words that name it."""
     found = next((m for pattern in PERIODS if (m := re.search(pattern, text, re.IGNORECASE))), None)
     if not found:
@@ -502,14 +513,17 @@ STOP = frozenset(
     "where which while who whom whose why will with would you your yours".split()
 )
 SECRETS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{20,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}"
     r"|\bpypi-\w{30,}|\bhf_\w{30,}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}|\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}"
-    r"|://[^\s/:@]+:[^\s/@]{3,}@|authorization:\s*basic\s+\S{12,}|aws_secret_access_key\W+[\w/+]{30,}"
-    r"|(?:api[_ -]?key|secret|token|passw(?:or)?d)[\"']?\s*[:=]\s*[\"']?(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
+    r"|://[^\s/:@]+:[^\s/@]{3,}@|authorization:\s*basic\s+(?=\S*[\d=])\S{12,}|\bSG\.[\w-]{16,}|\bshpat_\w{20,}|\bhvs\.\w{20,}"
+    r"|\bxapp-[\w-]{16,}|aws_secret_access_key\W+[\w/+]{30,}"
+    r"|\b(?:password|passwd|passphrase|pwd)\b[\"']?\s*(?:is|:|=)\s*[\"']?(?!https?:|\$\{|<)(?:(?=\S*\d)[^\s\"']{6,}|[^\s\"-]{16,})"
+    r"|(?:api[_ -]?key|secret|token|accountkey)[\"']?\s*(?:is|:|=)\s*[\"']?(?!https?:|\$\{|<|[a-z]+-)"
+    r"(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
 )
-LONG = re.compile(r"\S{12}|PRIVATE|://")  # what any of them has, found faster
+SECRET_SIGNS = re.compile(r"(?i)\S{12}|PRIVATE|://|pass|pwd")  # what any of them has, found faster
 WORD = re.compile(r"[^\W_]+")
 IRREGULAR = {
     form: [other for other in group.split() if other != form]
@@ -597,19 +611,21 @@ def fingerprint(content: str) -> int:
 EMPTY = frozenset(
     "interest interested interests myself person awesome bye cool great hello hey hi nice ok okay oh thank thanks wow "
     "yeah yes "
-    "a about actually also always an another are ask asked asking asks be because been being called curious currently "
-    "decided do does due explain has have help helped i instead is it its just know known knows mainly me mostly "
-    "my name named names now of often our over question questions rather really s show showed something still tell "
-    "than that the their them then there these they thing things this those title to u user users usually very we "
+    "a about actually also an another are ask asked asking asks be because been being called curious currently "
+    "decided do does due explain has have help helped i instead is it its just know known knows mainly me "
+    "my name named names now of our over question questions rather really s show showed something still tell "
+    "than that the their them then there these they thing things this those title to u user users very we "
     "wonder wondered wondering wonders you your".split()
 )
 # Marks of meaning that both sides must share: negations, in several languages since one more is all that "the longer
 # wording says it better" may not swallow, then moods and restrictions.
 NEGATIONS = frozenset(
-    "aucun avoid avoids bez cannot dislike dislikes disliked ej geen hate hated hates ikke inte jamais kein keine "
-    "keinen mai nada nao ne neither nem never nicht nie niemals niet no nobody non none nor not nothing nunca ohne "
-    "pas quit sans sem senza sin stop stopped without zonder n\u00e3o \u043d\u0435 \u043d\u0435\u0442 "
-    "\u0431\u0435\u0437".split()
+    "aucun avoid avoids bez bukan cannot de\u011fil dislike disliked dislikes ei ej geen hate hated hates ikke "
+    "inte jamais kaum kein keine keinen khong kh\xf4ng mai nada nao ne neither nem never nicht nici nie niemals "
+    "niet no nobody non none nor not nothing nu nunca n\xe3o ohne pas quit rarement sans sem senza sin stop "
+    "stopped tidak without yok zonder \u03b4\u03b5\u03bd \u03bc\u03b7\u03bd \u0431\u0435\u0437 \u043d\u0435 "
+    "\u043d\u0435\u0442 \u043d\u0438\u043a\u043e\u0433\u0434\u0430 \u05d0\u05d9\u05df \u05dc\u05d0 \u0644\u0627 "
+    "\u0644\u0645 \u0644\u0646 \u0644\u064a\u0633 \u0928\u0939\u0940\u0902".split()
 )
 LIMITS = frozenset(
     "almost barely but ex except fail failed fails few former formerly going had hardly hope hoped hopes if intend "
@@ -624,8 +640,11 @@ NUMBERS = {
     w: str(i) for i, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())
 }
 DIRECTIONS = {word: word for word in "over to from before after by not".split()}
-DIRECTIONS |= dict.fromkeys(("than", "instead", "rather"), "over") | {"never": "not"}
+DIRECTIONS |= dict.fromkeys(("than", "instead", "rather"), "over") | {"never": "not", "then": "then", "because": "by"}
 UNITS = r"(?:%|\u20ac|\$|\u00a3|ms|am|pm|km|kg|mb|gb|min|[smhdgk])(?!\w)"
+SIGNS = re.compile(
+    r"[\w.-]*/[\w./-]+|[<>]|[$\u20ac\u00a3](?=\d)"
+)  # paths, comparisons, currencies: order and kind matter
 CALENDAR = frozenset(MONTHS + DAYS)
 
 
@@ -645,7 +664,7 @@ def stem(word: str) -> str:
 
 _ALIKE = (
     "prefer like love enjoy favor want favorite favourite|live reside based located|work job employed "
-    "occupation|buy bought purchase|wife married husband spouse|keep kept store hold held|birthday born "
+    "occupation|buy bought purchase|wife married spouse|keep kept store hold held|birthday born "
     "birth|postgres postgresql|repo repository|directory folder|allergic allergy allergies|big "
     "large|small little|fast quick|because due|fix repair|kid child children|movie film|car automobile|"
     "begin start|speak talk|send sent|write wrote written|build built|run ran|go went gone|get got|"
@@ -668,10 +687,12 @@ class Statement(NamedTuple):
 
 
 ASKS = re.compile(
-    r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)?|wonder(?:s|ed|ing)?|curious|question)\b|\bshow(?:s|ed) interest in\b"
+    r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)|wonder(?:s|ed|ing)?|curious|questions?)"
+    r" (?:again|about|on|for|how|what|why|when|where|which|who|whether|if|in)\b|\bshow(?:s|ed) interest in\b"
     r"|^(?:how|what|why|when|where|who|which) (?:is|are|was|were|do|does|did|can|could|should|would|to|many|much)\b"
     r"|^(?:is|are|can|could|does|do|did|should|would) (?:i|you|we|he|she|it|they|there|the|this|that|my|your|users?)\b"
-    r"|\b(?:wants?|wanted) to (?:know|understand)|\u60f3\u77e5\u9053|\u95ee|\u8cea\u554f",
+    r"|\b(?:wants?|wanted) to (?:know|understand)|\u60f3\u77e5\u9053|[\u8bf7\u8be2\u60f3]\u95ee"
+    r"|\u95ee[\u5230\u4e86]|\u8cea\u554f",
     re.IGNORECASE,
 )
 PREFERS = re.compile(
@@ -712,7 +733,7 @@ def statement(text: str) -> Statement:
         words=frozenset(order),
         order=order,
         small=frozenset("all" if token in ("each", "every") else token for token in tokens if token in SMALL),
-        numbers=(*(token for token in tokens if token.lstrip("-")[:1].isdigit()), *letters),
+        numbers=(*(token for token in tokens if token.lstrip("-")[:1].isdigit()), *letters, *SIGNS.findall(plain)),
         marks=frozenset(marks),
         sides=tuple(sides),
         names=tuple(name for word in re.findall(r"\b[A-Z][a-z]+\b", text) if (name := word.lower()) not in CALENDAR),
@@ -745,8 +766,8 @@ def same_statement(one: str, other: str) -> bool:
     """Whether two texts say the same, or one says the same with more words. Precision first.
 
     Refused when each has a word that the other lacks, or when numbers, negation, moods, direction ("tabs over spaces")
-    or the mode (asking, stating) differ. One side may add only to a long enough other: Jaccard of at least 0.65 with
-    three shared words. Scripts without spaces: only another punctuation is the same.
+    or the mode (asking, stating) differ. One side may only go on where a long enough other ends: Jaccard of at least
+    0.65 with three shared words. Scripts without spaces: only another punctuation is the same.
     """
     a, b = statement(one), statement(other)
     if a.marks != b.marks or a.numbers != b.numbers or not a.words or not b.words:
@@ -756,8 +777,13 @@ def same_statement(one: str, other: str) -> bool:
     exchanged = (a.words - b.words and b.words - a.words) or (a.small - b.small and b.small - a.small)
     if exchanged or _reversed(a, b):
         return False
-    shared = len(a.words & b.words)
-    return a.words == b.words or (shared >= 3 and shared / len(a.words | b.words) >= 0.65)
+    return a.words == b.words or _continued(a, b) or _continued(b, a)
+
+
+def _continued(new: Statement, old: Statement) -> bool:
+    """Whether one says the other and goes on; put before or between, "father" or "fake" would make another fact."""
+    shared, whole = len(old.words), len(new.words | old.words)
+    return new.order[: len(old.order)] == old.order and shared >= 3 and shared / whole >= 0.65
 
 
 ALIASES = {
@@ -767,7 +793,7 @@ ALIASES = {
         "preference": "prefs like dislike style habit",
         "correction": "fix mistake feedback",
         "fact": "user info knowledge decision note memory",
-        "interest": "topic hobby",
+        "interest": "topic hobby subject",
         "context": "task todo project state event episode goal",
         "reference": "document chunk doc",
         "question": "query",
@@ -828,7 +854,9 @@ def extends(new: str, old: str) -> bool:
     """Whether a statement contains an older one and adds to it: "lives in Porto", "lives in Porto, near the river"."""
     a, b = statement(new), statement(old)
     plain = not (a.marks | b.marks) and not UNSPACED.search(new) and set(b.numbers) <= set(a.numbers)
-    return plain and len(b.words) >= 2 and b.words < a.words and b.small <= a.small and not _reversed(a, b)
+    return (
+        plain and len(b.words) >= 2 and b.words < a.words and a.order[: len(b.order)] == b.order and b.small <= a.small
+    )
 
 
 CHUNK, OVERLAP = 1000, 200  # characters of a piece of a document, and of what two neighbours share
@@ -978,7 +1006,12 @@ ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id")
 ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
 POOL = 250  # memories looked at closely for one recall
-ALIKE, CLOSE, VAGUE = 0.2, 0.5, 0.5  # what counts a synonym, a close word for an unknown one, and a word like "ask"
+ALIKE, CLOSE, VAGUE, DATED = (
+    0.2,
+    0.5,
+    0.5,
+    0.1,
+)  # what counts a synonym, a close word for an unknown one, and a word like "ask"
 NEIGHBOURS = {-1: 0.3, 1: 0.3, -2: 0.15, 2: 0.15}  # share of the match of what was said just before and after
 TIMELY = 2.0  # a memory of the time that the question names
 LINKED = 0.5  # share of the rank of a hit for what is linked to it
@@ -994,13 +1027,13 @@ Statements = Iterable[tuple[str, Mapping[str, Any] | Sequence[Any]]]
 
 
 class View(NamedTuple):
-    """What one call sees: the moment it looks at, projects, categories, tags, and a WHERE clause for all but tags."""
+    """What one call sees: the moment it looks at, projects, categories, whether it is filtered, and a WHERE clause."""
 
     moment: float
     past: bool
     projects: list[str]
     kinds: list[str]
-    tags: tuple[str, ...]
+    filtered: bool
     where: str
     params: tuple[Any, ...]
 
@@ -1049,6 +1082,7 @@ def _labels(value: Any) -> tuple[str, ...]:
         with suppress(ValueError):
             value = json.loads(value)
     parts = re.split(r"[,;\n]", value) if isinstance(value, str) else value or ()
+    parts = list(parts)[:100] if isinstance(parts, Iterable) else [parts]
     return tuple(dict.fromkeys(label for part in parts if (label := _line(part).replace(",", " ").lower())))
 
 
@@ -1123,6 +1157,8 @@ class MemoryStore:
         """
         now = self._begin()
         if isinstance(content, str) and self.policy.max_content < len(content) <= self.policy.max_document:
+            if any(_line(given) for given in (expires_at, updates, extends, derives)):
+                raise InvalidMemory("A text this long is kept as a document, which cannot expire or replace a memory.")
             return self._remember_document(content, project, source, tags)
         notes: list[str] = []
         given = {"content": content, "category": category, "keywords": keywords, "tags": tags, "source": source}
@@ -1132,7 +1168,7 @@ class MemoryStore:
             if draft["expires_at"] <= now:
                 notes.append("It has expired already and is hidden: check expires_at.")
         linked = zip(KINDS, (updates, extends, derives))
-        links = [(kind, self._by_id(i)["id"]) for kind, ids in linked for i in _ids(ids)]
+        links = [(kind, self._linkable(kind, i, draft, notes)) for kind, ids in linked for i in _ids(ids)]
         if not links and (echo := self._echo(content)):
             note = "This is a line that recall printed: not counted as a mention."
             return Remembered("noted", _memory(echo, now, self.policy), note=note)
@@ -1142,13 +1178,33 @@ class MemoryStore:
                 return done
         raise StoreBusy("Other programs keep changing this memory; nothing was saved. Try again.")
 
+    def _linkable(self, kind: str, id: Any, draft: Row, notes: list[str]) -> int:
+        """The id of a memory to link to: of this project or everywhere; for an outdated one, of what replaced it."""
+        row = self._by_id(id)
+        if kind == "updates" and row["superseded_at"] is not None:
+            heirs = [
+                r
+                for r in self._versions(row)
+                if r["superseded_at"] is None and r["fingerprint"] != draft["fingerprint"]
+            ]
+            if heirs:
+                notes.append(
+                    f"#{row['id']} had been replaced by #{heirs[-1]['id']} already, which this one replaces now."
+                )
+                row = heirs[-1]
+        if row["project"] and row["project"] != draft["project"]:
+            raise MemoryNotFound(f"#{row['id']} belongs to another project; nothing was saved. Name its project.")
+        if kind == "updates" and not row["project"]:
+            draft["project"] = ""  # what held everywhere is replaced everywhere
+        return int(row["id"])
+
     def _remember_document(self, text: str, project: Any, source: Any, tags: Any) -> Remembered:
         """A text too long for one memory: its pieces, and the memory of the document that links them."""
         name = _line(source, 500) or f"text {fingerprint(text) & 0xFFFFFF:06x}"
         kind = "markdown" if re.search(r"(?m)^#{1,6} ", text) else "plain"
         done = self.ingest(text, name, kind, project=project, tags=tags)
         titled = "space = ? AND source = ? AND content LIKE 'Document %' AND superseded_at IS NULL"
-        row = self._rows(titled, self.space, name)[0]
+        row = self._rows(f"{titled} AND project = ?", self.space, name, self._project(project))[0]
         skipped = "".join(f"; skipped {reason}" for reason in done["skipped"])
         note = f"Kept as a document in {done['pieces']} pieces, {done['new']} of its memories new{skipped}."
         return Remembered("stored" if done["new"] else "noted", _memory(row, self.clock(), self.policy), note=note)
@@ -1165,7 +1221,9 @@ class MemoryStore:
         words, labels, kind = _joined(given.get("keywords")), _joined(given.get("tags")), given.get("category")
         project, origin = _line(given.get("project")), _line(given.get("source"), 500)
         said = "\n".join((text, words, labels, project, origin))
-        if LONG.search(said) and SECRETS.search(said):
+        if SECRET_SIGNS.search(said) and SECRETS.search(
+            re.sub("[\u200b-\u200f\u2060]", "", unicodedata.normalize("NFKC", said))
+        ):
             raise InvalidMemory("This looks like a password, key or token: nothing was saved. Say where it is kept.")
         kind = self._kind(kind, text, notes)
         draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": project, "content": text, "mentions": 1}
@@ -1179,18 +1237,23 @@ class MemoryStore:
         asked = re.sub(r"[\s_-]+", "-", _line(given).casefold())
         if not asked:
             return guess_category(content)
-        known = self.policy.categories
-        name = next(
-            (ALIASES.get(w, w) for w in (asked, asked.rstrip("s"), *asked.split("-")) if w in known or w in ALIASES),
-            None,
-        )
+        name = self._named(given)
         if name is None:
             from difflib import get_close_matches
 
-            name = next(iter(get_close_matches(asked, known, 1, 0.75)), None) or guess_category(content)
+            likely = [kind for kind in self.policy.categories if kind != "core"]
+            name = next(iter(get_close_matches(asked, likely, 1, 0.8)), None) or guess_category(content)
         if name != asked:
-            notes.append(f'Category "{printable(_line(given, 40))}" is not one of {", ".join(known)}: used {name}.')
+            known = ", ".join(self.policy.categories)
+            notes.append(f'Category "{printable(_line(given, 40))}" is not one of {known}: used {name}.')
         return name
+
+    def _named(self, given: Any) -> str | None:
+        """The category that a word names, if it does: in any case, in the plural, or by a word for the same."""
+        asked = re.sub(r"[\s_-]+", "-", _line(given).casefold())
+        known = self.policy.categories
+        words = (asked, asked.rstrip("s"), *asked.split("-"))
+        return next((ALIASES.get(w, w) for w in words if w in known or w in ALIASES), None)
 
     def _remember(
         self, draft: Row, explicit: bool, links: list[tuple[str, int]], notes: list[str], now: float
@@ -1212,12 +1275,16 @@ class MemoryStore:
             outcome, row, writes = "stored", draft, []
             if broader:
                 counted, _, writes = self._mention(broader, draft, False, True, now, [])
+                writes[0][1]["other"] = None  # its words are in the new memory, and go with it
                 notes.append(f"Also counts as a mention of #{broader['id']} ({counted}).")
             writes = [(ADD, {**draft, **_guard(broader or {})}), *writes]
             notes += self._said_before(draft)
             others = (n for n in near if n[0] is not broader and n[0]["id"] not in replaced)
             similar = [_memory(r, now, self.policy, m) for r, m in others if m >= self.policy.weak_match]
-            similar = [*(_memory(r, now, self.policy) for r in self._rivals(draft, [m.id for m in similar])), *similar]
+            similar = [
+                *(_memory(r, now, self.policy) for r in self._rivals(draft, [*replaced, *(m.id for m in similar)])),
+                *similar,
+            ]
         for kind, to_id in links:
             key = {name: row[name] for name in ("space", "project", "fingerprint")}
             link = {"to_id": to_id, "kind": kind, "now": now, **key}
@@ -1256,8 +1323,10 @@ class MemoryStore:
         stored = "\n".join(f"{i}: {json.dumps(row['content'])}" for i, row in rows.items())
         answer = self._asked(JUDGE.format(new=json.dumps(draft["content"]), old=stored)) if rows else None
         if answer is None:
+            notes += ["The judge did not answer and is ignored."] * bool(rows)
             return None, []
-        verdict, row = (answer.get("verdict"), rows.get(answer.get("id"))) if isinstance(answer, dict) else (None, None)
+        verdict, found = (answer.get("verdict"), answer.get("id")) if isinstance(answer, dict) else (None, None)
+        row = rows.get(found) if isinstance(found, int) else None
         if verdict not in ("same", "updates", "extends", "different") or (row is None) != (verdict == "different"):
             notes.append("The judge was not understood and is ignored.")
             return None, []
@@ -1266,16 +1335,18 @@ class MemoryStore:
         return (row, []) if verdict == "same" else (None, [(verdict, row["id"])])
 
     def _asked(self, prompt: str) -> Any:
-        """What a model answers as JSON: "" where that is none, None where it was not asked or did not answer."""
+        """What a model answers as JSON: "" where it is none, None where the model was not asked or did not answer."""
         if self.ask is None or time.monotonic() < self._resting["ask"]:
             return None
         try:
-            return _json(self.ask(prompt))
-        except (ValueError, RecursionError):
-            return ""
-        except (OSError, TypeError, LookupError, AttributeError):
+            answer = self.ask(prompt)
+        except Exception:  # noqa: BLE001 - as for vectors
             self._resting["ask"] = time.monotonic() + RESTING
             return None
+        try:
+            return _json(answer)
+        except (ValueError, TypeError, RecursionError):
+            return ""
 
     def _near(self, draft: Row, replaced: list[int]) -> list[tuple[Row, float]]:
         """Live memories of this project or everywhere: the exact one, else those that share rare words."""
@@ -1308,6 +1379,8 @@ class MemoryStore:
     ) -> tuple[str, Row, list[tuple[str, Row]]]:
         """One more mention of `row`: the outcome, the row as it will be, the guarded statements that make it so."""
         was = Counted(row["category"], row["first_category"], row["mentions"], row["mentioned_at"])
+        if was.category == "reference" and draft["category"] != "reference":
+            was = was._replace(category=draft["category"], first_category=draft["category"])  # said, not only read
         if explicit and (kind := draft["category"]) != was.category:
             if self.policy.categories[kind].half_life_days > self.policy.categories[was.category].half_life_days:
                 notes.append(f"Its category is now {kind} (was {was.category}).")
@@ -1351,7 +1424,8 @@ class MemoryStore:
             head = re.match(r"\W*(?:memory\s*)?#(\d{1,18})\b", line, re.IGNORECASE)
             rows = self._reachable([int(head[1])]) if head else []
             text = rows[0]["content"] if rows else ""
-            if not rows or not (quoted(text) in line or printable(line).endswith(printable(text))):
+            printed = re.match(r"\W*#\d+ \[[A-Z]+\] ", line) and quoted(text) in line
+            if not rows or not (printed or re.fullmatch(rf"\W*memory #\d+: {re.escape(text)}\W*", line, re.IGNORECASE)):
                 return None
             echoed += rows
         return echoed[0] if echoed else None
@@ -1380,12 +1454,12 @@ class MemoryStore:
             return Recalled((*told, *linked), 0, told.note)
         seen, most = self._view(now, category, tags, project, since, until, at), self._limit(limit)
         span = period(text, seen.moment)
-        units = query_units(text.replace(span[2], " ") if span else text, self.policy.query_words)
-        units = units or query_units(text, self.policy.query_words)
+        units = query_units(text, self.policy.query_words)
         if not units:
             note = "There is no word in the query: this is what is most relevant now." if text else ""
             return self._top(seen, most, note)
-        hits, others = self._matching(text, units, span, seen, most)
+        dated = query_units(span[2], 9) if span else []
+        hits, others = self._matching(text, units, span, dated, seen, most)
         hits = self._same_words(text, seen, hits)
         top = self._most_relevant(seen, most) if self._wide(text, units, hits) else []
         if not hits and not top:
@@ -1478,12 +1552,14 @@ class MemoryStore:
         terms.append(("(expires_at IS NULL OR expires_at > ?)", [moment]))
         for condition, value in (("mentioned_at >= ?", since), ("created_at <= ?", until)):
             if value not in (None, ""):
-                terms.append((condition, [when(value, now)]))
-        if _line(category):
-            kinds = [self._kind(category, "", [])]
+                whole = DAY * bool(value is until and re.fullmatch(r"\s*\d{4}-\d\d-\d\d\s*", str(value)))
+                terms.append((condition, [when(value, now) + whole]))
+        if kind := self._named(category):
+            kinds = [kind]
             terms.append(("category = ?", kinds))
+        terms += (("instr(', ' || tags || ', ', ?) > 0", [f", {tag}, "]) for tag in _labels(tags))
         where, params = " AND ".join(term for term, _ in terms), tuple(p for _, values in terms for p in values)
-        return View(moment, moment < now, projects, kinds, _labels(tags), where, params)
+        return View(moment, moment < now, projects, kinds, len(terms) > 3, where, params)
 
     def _most_relevant(self, seen: View, most: int, dead: bool = False) -> list[Hit]:
         """The top of the index on `forward`, category by category; a look into the past reads every row."""
@@ -1493,7 +1569,7 @@ class MemoryStore:
             half_life = self.policy.categories[kind].half_life_days
             least = -1e300 if dead else math.log2(self.policy.dead_below) + seen.moment / DAY / half_life
             for project in seen.projects:
-                many = -1 if seen.tags else 5 * most if kind in TOPICAL and not dead else most
+                many = 5 * most if kind in TOPICAL and not dead else most
                 rows += self._rows(page, *seen.params, kind, project, least, many)
         valued = ((row, value) for row, value in self._valued(rows, seen) if dead or value >= self.policy.dead_below)
         hits = sorted((Hit(value, None, value, row) for row, value in valued), key=Hit.order)
@@ -1510,12 +1586,15 @@ class MemoryStore:
         return [*first, *(hit for hit in hits if hit not in first)][:most]
 
     def _matching(
-        self, text: str, units: list[str], span: tuple[float, float, str] | None, seen: View, most: int
+        self, text: str, units: list[str], span: Span | None, dated: list[str], seen: View, most: int
     ) -> tuple[list[Hit], int]:
         """Memories that hold words of the query, ranked, DEAD ones only where it names them; how many more."""
-        matches, unread = self._matches(units, seen.projects, self.policy.recall_postings, seen.past)
+        matches, unread = self._matches(units, seen.projects, self.policy.recall_postings, seen.past, vague=dated)
         alike = {} if seen.past else self._cosines(text)
         merged = {i: matches.get(i, 0.0) + COSINE * alike.get(i, 0.0) for i in matches | alike} if alike else matches
+        if seen.filtered and len(merged) > POOL:  # else what passes the filter could be beyond the pool
+            passing = self._db.execute(f"SELECT id FROM memories WHERE {seen.where} LIMIT 50000", seen.params)
+            merged = {i: merged[i] for (i,) in passing if i in merged}
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
         share, hits = self.policy.relevance_share, []
         rows: dict[int, tuple[Row, float]] = {}
@@ -1565,10 +1644,9 @@ class MemoryStore:
     def _valued(self, rows: Iterable[Row], seen: View) -> Iterator[tuple[Row, float]]:
         """Rows with their relevance at the moment looked at, as they were then."""
         for row in rows:
-            if not seen.tags or set(seen.tags) <= set(_labels(row["tags"])):
-                then = self._as_of(row, seen.moment) if seen.past else row
-                age = (seen.moment - then["mentioned_at"]) / DAY
-                yield then, relevance(then["category"], then["mentions"], age, self.policy)
+            then = self._as_of(row, seen.moment) if seen.past else row
+            age = (seen.moment - then["mentioned_at"]) / DAY
+            yield then, relevance(then["category"], then["mentions"], age, self.policy)
 
     def _as_of(self, row: Row, moment: float) -> Row:
         """The row with the mentions it had at `moment`, by counting its log again."""
@@ -1584,7 +1662,13 @@ class MemoryStore:
         return {**row, **then._replace(mentions=then.mentions + unlogged)._asdict()}
 
     def _matches(
-        self, units: list[str], projects: Sequence[str], bound: int, past: bool = False, exact: bool = False
+        self,
+        units: list[str],
+        projects: Sequence[str],
+        bound: int,
+        past: bool = False,
+        exact: bool = False,
+        vague: Sequence[str] = (),
     ) -> tuple[dict[int, float], dict[str, float]]:
         """Share of the units' rarity that each memory holds, 0 to 1, and the shares of units too common to read.
 
@@ -1603,7 +1687,9 @@ class MemoryStore:
             counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
         total = max(FEW, top, *counts.values())
         idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
-        idf.update({unit: VAGUE * idf[unit] for unit in units if unit in EMPTY})
+        idf.update(
+            {unit: (DATED if unit in vague else VAGUE) * idf[unit] for unit in units if unit in vague or unit in EMPTY}
+        )
         whole, left = sum(idf.values()), bound
         matches: dict[int, float] = {}
         unread: dict[str, float] = {}
@@ -1680,7 +1766,7 @@ class MemoryStore:
         """How many memories a view holds, up to COUNTED; the expired are counted apart, to stay in the index."""
         where: str = f"space = ? AND project IN ({_marks(seen.projects)}) AND superseded_at IS NULL"
         params: tuple[Any, ...] = (self.space, *seen.projects)
-        if seen.past or len(seen.kinds) == 1:
+        if seen.past or seen.filtered:
             where, params = seen.where, seen.params
         held = f"SELECT count(*) FROM (SELECT 1 FROM memories WHERE {where} LIMIT {COUNTED})"
         gone = f"SELECT count(*) FROM memories INDEXED BY memories_expiry WHERE expires_at <= ? AND {where}"
@@ -1744,7 +1830,7 @@ class MemoryStore:
             vectors = self.embed(texts)
             if len(vectors) == len(texts) and all(v and all(map(math.isfinite, v)) for v in vectors):
                 return vectors
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except Exception:  # noqa: BLE001 - a foreign model may fail in any way; the answer comes from words then
             pass
         self._resting["embed"] = time.monotonic() + RESTING
         return []
@@ -1874,8 +1960,8 @@ class MemoryStore:
         unlog = f"DELETE FROM mention_log WHERE rowid = :_rowid AND EXISTS (SELECT 1 FROM memories WHERE {GUARD})"
         update = f"UPDATE OR IGNORE memories SET {_assigned(back)} WHERE {GUARD} RETURNING id"
         old, new = _guard(row), _guard({**row, **back})
-        done = self._db.batch([(unlog, {"_rowid": rowid, **old}), (update, {**back, **old}), (ADD, {**again, **new})])
-        if not done[1]:
+        done = self._db.batch([(update, {**back, **old}), (unlog, {"_rowid": rowid, **new}), (ADD, {**again, **new})])
+        if not done[0]:
             raise StoreBusy(f"#{row['id']} is being changed by another program; nothing was taken back. Try again.")
         return _memory({**again, "id": done[2][0][0]} if done[2] else {**row, **back}, now, self.policy)
 
@@ -1890,12 +1976,13 @@ class MemoryStore:
         """
         now = self._begin()
         name, text = _line(source, 500), _clean(text)
+        text, keys = re.subn(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|\Z)", "[private key]", text)
         if not name or not re.search(r"\w", text) or len(text) > self.policy.max_document:
             raise InvalidMemory(
                 f"Nothing was read: a document needs a name and 1 to {self.policy.max_document} characters."
             )
         given = {"category": "reference", "source": name, "tags": tags, "project": self._project(project)}
-        pieces, skipped = list(dict.fromkeys(chunks(text, kind))), []
+        pieces, skipped = list(dict.fromkeys(chunks(text, kind))), ["a private key was left out"] * bool(keys)
         title = next((line.strip("# ") for line in text.splitlines() if re.search(r"\w", line)), name)
         drafts: list[Imported] = [
             (self._draft({**given, "content": f"Document {name}: {_line(title)}"}, [], now) | {"id": -1}, [], [])
@@ -1925,6 +2012,7 @@ class MemoryStore:
             yield from self._merge(drafts, changed)
             for gone in set(before) - kept:
                 leave = f"UPDATE memories SET superseded_at = ? WHERE {where} AND fingerprint = ? AND NOT {elsewhere}"
+                leave += " AND id NOT IN (SELECT memory_id FROM mention_log)"  # said by somebody as well
                 yield leave, (now, *mine, gone, name)
 
         if set(before) == kept:
@@ -2022,14 +2110,20 @@ class MemoryStore:
         draft = self._draft(record, [], now)
         times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
         draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
-        draft["id"] = _whole(record.get("id") or 0) or None
+        draft["id"] = _whole(record.get("id") or 0) or None  # an absurd one would use up the ids: renumbered
+        draft["id"] = draft["id"] if (draft["id"] or 0) < 10**12 else None
         draft["mentioned_at"] = max(draft["mentioned_at"] if record.get("mentioned_at") else 0.0, draft["created_at"])
-        draft["mentions"] = max(1, _whole(record.get("mentions") or 1))
+        draft["mentions"] = min(max(1, _whole(record.get("mentions") or 1)), 10**9)
         if record.get("first_category") in self.policy.categories:
             draft["first_category"] = record["first_category"]
         draft["forward"] = forward(draft["category"], draft["mentions"], draft["mentioned_at"], self.policy)
         log: list[Row] = [{name: entry.get(name) for name in LOG} for entry in record.get("mention_log") or ()]
         for entry in log:
+            if any(
+                not isinstance(entry[name], (str, NoneType)) or SECRETS.search(entry[name] or "")
+                for name in ("content", "source")
+            ):
+                raise InvalidMemory("the mention log must hold texts, and no secrets")
             said = draft["fingerprint"] if entry["content"] is None else fingerprint(_clean(entry["content"]))
             entry.update(mentioned_at=when(entry["mentioned_at"], now), counted=bool(entry["counted"]))
             entry["fingerprint"] = said if entry["fingerprint"] is None else _whole(entry["fingerprint"])
@@ -2042,11 +2136,13 @@ class MemoryStore:
     def _merge(self, drafts: list[Imported], changed: list[int]) -> Iterator[tuple[str, Row]]:
         """The statements of an import; a row is found again by text and creation, since new ids are not known."""
         born: dict[int, Row] = {}
-        twins = """space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NULL AND ? IS NULL
-            OR space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NOT NULL AND created_at = ?"""
+        twins = """space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NULL
+            AND (? IS NULL OR created_at = ?)
+            OR space = ? AND project = ? AND fingerprint = ? AND superseded_at IS NOT NULL AND created_at = ?
+            ORDER BY superseded_at IS NULL"""
         for draft, log, _ in drafts:
-            key = (draft["space"], draft["project"], draft["fingerprint"])
-            twin = next(iter(self._rows(twins, *key, draft["superseded_at"], *key, draft["created_at"])), None)
+            key, born_at = (draft["space"], draft["project"], draft["fingerprint"]), draft["created_at"]
+            twin = next(iter(self._rows(twins, *key, draft["superseded_at"], born_at, *key, born_at)), None)
             where = {"space": key[0], "project": key[1], "of": key[2], "born": draft["created_at"]}
             if draft["id"]:
                 born[draft["id"]] = where
@@ -2062,7 +2158,11 @@ class MemoryStore:
             else:
                 after = {name: max(twin[name], draft[name]) for name in ("mentions", "mentioned_at")}
                 after["created_at"] = where["born"] = min(twin["created_at"], draft["created_at"])
-                after["category"] = (draft if draft["mentions"] > twin["mentions"] else twin)["category"]
+                newer = (draft["mentions"], draft["mentioned_at"]) > (twin["mentions"], twin["mentioned_at"])
+                after.update((name, (draft if newer else twin)[name]) for name in ("category", "expires_at"))
+                after.update((name, _joined(f"{twin[name]}, {draft[name]}")) for name in ("tags", "keywords"))
+                after["superseded_at"] = twin["superseded_at"] or draft["superseded_at"]
+                after["terms"] = index_terms(twin["content"], after["tags"], after["keywords"])
                 after["forward"] = forward(after["category"], after["mentions"], after["mentioned_at"], self.policy)
                 if any(twin[name] != value for name, value in after.items()):
                     changed[0] += 1
@@ -2197,6 +2297,8 @@ class MemoryStore:
                 except BaseException:
                     self.close()
                     raise
+            if self._db.scrub_due:
+                self._db.scrub(0)
             meta = dict(self._db.execute("SELECT key, value FROM meta"))
             if meta != self._meta:
                 self._adopt(meta)
@@ -2945,6 +3047,8 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) ->
 def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     """Each document read, or why it was not; a progress bar on a terminal."""
     root = Path(locate(path)) if path != "-" else None
+    if root and not root.exists():
+        raise MemoryStoreError(f"There is no {root}; nothing was read.")
     files = [root] if root is None or not root.is_dir() else [f for f in sorted(root.rglob("*")) if f.is_file()]
     shown = (f for f in files if f and f != root and root)
     hidden = {f for f in shown if any(part.startswith(".") for part in f.relative_to(root or f).parts)}

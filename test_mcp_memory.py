@@ -973,18 +973,10 @@ User backs up the database ~ databse
 """
 
 
-UNREACHED = {
-    "near the canal|theremin|miniatures|physician": "a word in no memory is looked up by spelling, not by synonyms",
-    "warehouse|database": "the stem from the vocabulary is stemmed again when it is searched",
-    "rhubarb|chameleon": "a misspelling in the first two letters is not found",
-}
 ASKED = [pair.split(" ~ ") for pair in SAID.replace("\n", " ; ").split(" ; ") if pair]
-XFAIL = {words: pytest.mark.xfail(reason=why) for words, why in UNREACHED.items()}
 
 
-@pytest.mark.parametrize(("text", "asked"), [
-    pytest.param(*pair, marks=[mark for words, mark in XFAIL.items() if re.search(words, pair[0])]) for pair in ASKED
-])  # fmt: skip
+@pytest.mark.parametrize(("text", "asked"), ASKED)
 def test_other_forms_synonyms_and_misspellings_are_found(store: MemoryStore, text: str, asked: str) -> None:
     bulk(store, [*(f"Shelf {i} holds jar {i * 3}" for i in range(60)), "The boiler hums", "User paints fences"])
     store.remember(text)
@@ -1054,12 +1046,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
         yield store
 
 
-UNSEEN = pytest.mark.xfail(reason="a question about the user with three words that no memory holds shows nothing")
-MISSED = ("Which subjects do I keep returning to?", "Summarise me in a few lines")
-ASKED_OF_ME = ["", *(q.strip() for q in re.split(r"[|\n]", GENERIC))]
-
-
-@pytest.mark.parametrize("asked", [pytest.param(q, marks=UNSEEN) if q in MISSED else q for q in ASKED_OF_ME])
+@pytest.mark.parametrize("asked", ["", *(q.strip() for q in re.split(r"[|\n]", GENERIC))])
 def test_a_general_question_shows_lasting_interests_and_no_one_off(lived: MemoryStore, asked: str) -> None:
     found = lived.recall(asked, limit=5)
     assert [m.category for m in found].count("one-time") == 0
@@ -1078,7 +1065,6 @@ def test_an_honest_answer_to_what_is_not_there(lived: MemoryStore, asked: str) -
     assert not found and re.search(r"Nothing matches.*\b38\b", found.note)
 
 
-@pytest.mark.xfail(reason="only `limit` memories of a category are read: one topic said often keeps the others out")
 def test_a_blank_recall_shows_one_interest_a_topic(store: MemoryStore, clock: Clock) -> None:
     for mentions, said in ((9, "lute strings;lute tuning;lute music;kiln bricks;kiln glazes;eels"), (2, "sundials")):
         bulk(store, [f"User asked about {asked}" for asked in said.split(";")], category="interest", mentions=mentions)
@@ -1131,7 +1117,6 @@ def test_a_newer_value_is_pointed_out(store: MemoryStore, clock: Clock) -> None:
     assert len(store.recall("ferry quay")) == 1 and "newer" not in store.recall("ferry quay").note
 
 
-@pytest.mark.xfail(reason="values of one thing in other words (lives in / moved to) are not listed as similar")
 def test_a_move_is_seen_as_a_newer_value(store: MemoryStore) -> None:
     store.remember("User lives in Berlin")
     assert contents(store.remember("User moved to Munich").similar) == ["User lives in Berlin"]
@@ -1300,8 +1285,7 @@ def test_links_are_kept_told_and_walked_in_both_directions(store: MemoryStore) -
     assert contents(store.history(4)) == ["The loom came from Aarhus", "The loom came from Aalborg"]
 
 
-LONG = pytest.param(", opposite a painted chapel with sailing trophies inside", marks=pytest.mark.xfail(
-    reason="it is looked for by its longest words, and all of them are new"))  # fmt: skip
+LONG = ", opposite a painted chapel with sailing trophies inside"
 
 
 @pytest.mark.parametrize("added", [", near the river", " since May", LONG])
@@ -1416,7 +1400,6 @@ def test_a_document_is_linked_pieces_and_again_changes_nothing(store: MemoryStor
     assert len(store.list_(limit=50, project="mill")) > 6  # another document of the same words is its own
 
 
-@pytest.mark.xfail(reason="the order of the pieces is linked anew each time, with new times")
 def test_an_unchanged_document_writes_nothing(store: MemoryStore, path: Path, clock: Clock) -> None:
     store.ingest(guide(), "guide.md", "markdown")
     before = query(path, "SELECT * FROM links ORDER BY 1, 2")
@@ -1452,7 +1435,6 @@ def test_an_edit_stores_what_is_new_and_supersedes_what_went(
     assert store.ingest(guide(), "guide.md", "markdown")["new"] == gone and store.recall("w2x40")
 
 
-@pytest.mark.xfail(reason="a piece that two documents share belongs to the first, and goes when that one drops it")
 def test_a_paragraph_of_two_documents_stays_while_one_holds_it(store: MemoryStore) -> None:
     store.ingest(guide(), "one.md", "markdown")
     store.ingest(guide(), "two.md", "markdown")
@@ -2287,7 +2269,7 @@ UNHEARD = """{"verdict": "same", "id": 2}|{"verdict": "updates", "id": 99}|{"ver
 {"verdict": "forget", "id": 1, "sql": "DELETE FROM memories"}|Sure! It is the same.|{"verdict": ["same"], "id": 1}
 {"verdict": "same", "id": "1; DROP"}|{"verdict": "updates", "id": [1]}|{"id": 1}|{"verdict": "updates"}
 {"verdict": "same", "id": 1}{"verdict": "same", "id": 1}|{"verdict": "same", "id": 1e999}|{"verdict": "updates", "id"""
-DEEP = pytest.param("[" * 100_000, marks=pytest.mark.xfail(reason="a raw RecursionError"), id="deep")
+DEEP = pytest.param("[" * 100_000, id="deep")
 
 
 @pytest.mark.parametrize("answer", [*HEARD, *re.split(r"[|\n]", UNHEARD), DEEP])
@@ -2312,10 +2294,7 @@ def test_a_judge_is_heard_and_its_answer_is_only_data(
     assert asked["model"] == "judge" and old in str(asked) and new in str(asked) and "rye" not in str(asked)
 
 
-ALONE = pytest.mark.xfail(reason="only the embedder is left alone for a minute after it failed")
-
-
-@pytest.mark.parametrize("kind", ["down", *(pytest.param(kind, marks=ALONE) for kind in ("slow", "no JSON"))])
+@pytest.mark.parametrize("kind", ["down", "slow", "no JSON"])
 def test_without_its_judge_a_memory_is_stored_all_the_same(path: Path, endpoint: Endpoint, kind: str) -> None:
     endpoint.spoilt, endpoint.delay = BAD.get(kind), 1.0 * (kind == "slow")
     if kind == "down":
@@ -2329,12 +2308,8 @@ def test_without_its_judge_a_memory_is_stored_all_the_same(path: Path, endpoint:
         pytest.fail("it is asked again and again")
 
 
-ODD = pytest.mark.xfail(reason="the answer need not be a list: keys of an object and letters of a text become facts")
-
-
 @pytest.mark.parametrize("answer", [
-    "nonsense", "", "null", "7", "[[1]]", "[]", pytest.param('{"facts": ["The miller sleeps"]}', marks=ODD),
-    pytest.param('"The miller sleeps"', marks=ODD), DEEP,
+    "nonsense", "", "null", "7", "[[1]]", "[]", '{"facts": ["The miller sleeps"]}', '"The miller sleeps"', DEEP,
 ])  # fmt: skip
 def test_a_list_of_facts_that_is_none_adds_nothing(store: MemoryStore, endpoint: Endpoint, answer: str) -> None:
     endpoint.answers, store.ask = [answer] * 5, mcp_memory.asker(endpoint.url)
@@ -2354,7 +2329,6 @@ def test_facts_of_a_document_derive_from_their_piece(path: Path, clock: Clock, e
         assert b"a1b2c3" not in raw(path)
 
 
-@pytest.mark.xfail(reason="pieces that were kept are sent to the model again")
 def test_an_unchanged_document_is_not_asked_about_again(store: MemoryStore, path: Path, endpoint: Endpoint) -> None:
     endpoint.answers, store.ask = ["[]"] * 99, mcp_memory.asker(endpoint.url)
     for _ in range(2):
