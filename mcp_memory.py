@@ -438,7 +438,7 @@ DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
 PERIODS = (
     r"\b(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)\b",
-    r"\b(?:in|since|during) (?P<year>\d{4})-(?P<month>\d\d)\b",
+    r"\b(?:in|of|since|during) (?P<year>\d{4})-(?P<month>\d\d)\b",
     rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<name>{_MONTH})\b\.?,?(?: (?P<year>\d{{4}}))?(?! (?:be|not))",
     rf"\b(?P<name>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?! ?(?:km|m|miles|hours))(?:,? (?P<year>\d{{4}}))?",
     rf"\b(?P<name>{_MONTH})\b\.?,? (?P<year>\d{{4}})\b",
@@ -809,11 +809,8 @@ ABOUT_USER = re.compile(r"\b(?:users?|me|my|myself|i|we|us|person)\b", re.IGNORE
 
 def general(unit: str) -> bool:
     """Whether a word of a question names no topic: it only says how things are said, liked or kept."""
-    return (
-        unit in STOP | EMPTY
-        or bool(PREFERS.fullmatch(unit) or ASKS.fullmatch(unit))
-        or ALIASES.get(stem(unit)) in LIKED
-    )
+    liked = PREFERS.fullmatch(unit) or ASKS.fullmatch(unit) or ALIASES.get(stem(unit)) in LIKED
+    return bool(liked) or unit in STOP | EMPTY | LIMITS
 
 
 def same_topic(new: str, old: str) -> bool:
@@ -1192,10 +1189,11 @@ class MemoryStore:
                     f"#{row['id']} had been replaced by #{heirs[-1]['id']} already, which this one replaces now."
                 )
                 row = heirs[-1]
-        if row["project"] and row["project"] != draft["project"]:
+        if kind == "updates" and "" in (draft["project"], row["project"]) and draft["project"] != row["project"]:
+            draft["project"] = row["project"]
+            notes.append(f"It holds where #{row['id']} held: {row['project'] or 'everywhere'}.")
+        if draft["project"] and row["project"] not in ("", draft["project"]):
             raise MemoryNotFound(f"#{row['id']} belongs to another project; nothing was saved. Name its project.")
-        if kind == "updates" and not row["project"]:
-            draft["project"] = ""  # what held everywhere is replaced everywhere
         return int(row["id"])
 
     def _remember_document(self, text: str, project: Any, source: Any, tags: Any) -> Remembered:
@@ -1424,8 +1422,16 @@ class MemoryStore:
             head = re.match(r"\W*(?:memory\s*)?#(\d{1,18})\b", line, re.IGNORECASE)
             rows = self._reachable([int(head[1])]) if head else []
             text = rows[0]["content"] if rows else ""
-            printed = re.match(r"\W*#\d+ \[[A-Z]+\] ", line) and quoted(text) in line
-            if not rows or not (printed or re.fullmatch(rf"\W*memory #\d+: {re.escape(text)}\W*", line, re.IGNORECASE)):
+            whole = quoted(text) if quoted(text) in line else printable(text)
+            found = (
+                re.fullmatch(rf"\W*(?:memory\s*)?#\d+\b(.*){re.escape(whole)}\W*", line, re.IGNORECASE)
+                if rows
+                else None
+            )
+            labels = {word.lower() for kind in (*self.policy.categories, *COLOURS) for word in kind.split("-")}
+            if not found or not (
+                whole[0] == '"' or {w for w in WORD.findall(found[1].lower()) if w.isalpha()} <= labels
+            ):
                 return None
             echoed += rows
         return echoed[0] if echoed else None
@@ -3048,7 +3054,7 @@ def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[
     """Each document read, or why it was not; a progress bar on a terminal."""
     root = Path(locate(path)) if path != "-" else None
     if root and not root.exists():
-        raise MemoryStoreError(f"There is no {root}; nothing was read.")
+        raise MemoryStoreError(f"No such file: {root}; nothing was read.")
     files = [root] if root is None or not root.is_dir() else [f for f in sorted(root.rglob("*")) if f.is_file()]
     shown = (f for f in files if f and f != root and root)
     hidden = {f for f in shown if any(part.startswith(".") for part in f.relative_to(root or f).parts)}

@@ -2248,7 +2248,7 @@ def test_vectors_follow_the_model_the_wording_and_the_memory(path: Path, clock: 
         assert contents(store.recall("feline"))[0] == MEOW
         assert query(path, "SELECT count(*) FROM vectors GROUP BY model ORDER BY model") == [(3,), (2,)]
         clock.later(days=1)
-        store.remember("The blue kayak is in the wooden shed")  # more words: embedded anew
+        store.remember("The blue kayak is in the shed by the pier")  # more words: embedded anew
         assert len(query(path, "SELECT 1 FROM vectors WHERE memory_id = 2 AND model = 'other'")) == 1
         assert not query(path, "SELECT 1 FROM vectors WHERE memory_id = 2 AND model = 'small'")
         store.remember("The blue kayak was sold", updates=2)
@@ -2822,7 +2822,10 @@ def test_each_verb_does_its_part(path: Path, tmp_path: Path) -> None:
     assert run("remember", "User prefers light mode", *newer).startswith("updated: #2")
     assert run("remember", "The fair opens in May", "--expires-at", "+1d", "--extends", "2").startswith("stored: #3")
     assert ids("list") == ["2", "3"] and ids("recall", "which", "mode?") == ["2", "3"]  # and what extends it
-    assert ids("list", "--category", "preference", "-n", "1") == ["2"] and ids("list", "--project", "borealis") == ["3"]
+    assert ids("list", "--category", "preference", "-n", "1") == ["2"] and ids("list", "--project", "borealis") == [
+        "2",
+        "3",
+    ]
     assert ids("recall", "fair", "--since=-1d", "--until", "+1d") == ["3", "2"]
     assert "relevance = 1 x 0.5^(0.00 / 180) x (1 + log2(1)) = 1.0000" in run("show", "#2")
     assert "#2 updates #1" in run("show", "2") and "#1 [ACTIVE]" in run("restore", "1")
