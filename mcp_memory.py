@@ -612,15 +612,15 @@ EMPTY = frozenset(
     "interest interested interests myself person awesome bye cool great hello hey hi nice ok okay oh thank thanks wow "
     "yeah yes "
     "a about actually also an another are ask asked asking asks be because been being called curious currently "
-    "decided do does due explain has have help helped i instead is it its just know known knows mainly me "
-    "my name named names now of our over question questions rather really s show showed something still tell "
-    "than that the their them then there these they thing things this those title to u user users very we "
-    "wonder wondered wondering wonders you your".split()
+    "decided do does due explain has have help helped instead is it just know known knows mainly "
+    "name named names now of over question questions rather really s show showed something still tell "
+    "than that the there these they thing things this those title to u user users very "
+    "wonder wondered wondering wonders your".split()
 )
 # Marks of meaning that both sides must share: negations, in several languages since one more is all that "the longer
 # wording says it better" may not swallow, then moods and restrictions.
 NEGATIONS = frozenset(
-    "aucun avoid avoids bez bukan cannot de\u011fil dislike disliked dislikes ei ej geen hate hated hates ikke "
+    "aucun avoid avoids bez bukan cannot degil dislike disliked dislikes ei ej geen hate hated hates ikke "
     "inte jamais kaum kein keine keinen khong kh\xf4ng mai nada nao ne neither nem never nicht nici nie niemals "
     "niet no nobody non none nor not nothing nu nunca n\xe3o ohne pas quit rarement sans sem senza sin stop "
     "stopped tidak without yok zonder \u03b4\u03b5\u03bd \u03bc\u03b7\u03bd \u0431\u0435\u0437 \u043d\u0435 "
@@ -635,6 +635,12 @@ LIMITS = frozenset(
 # Small words may be added, not exchanged: "on" is not "off", "his" not "her".
 SMALL = STOP | frozenset("each every everyone made make makes take takes took use used uses using".split())
 SMALL -= EMPTY | NEGATIONS | LIMITS
+LIKE_SMALL = {
+    form: group.split()[0]
+    for group in ("all each every everyone|use uses used using|make makes made|take takes took").split("|")
+    for form in group.split()
+}
+AUXILIARIES = frozenset("am is are be been being was were get gets got".split())  # "is limited" tells no tense
 DISLIKES = frozenset("dislike dislikes disliked hate hates hated".split())
 NUMBERS = {
     w: str(i) for i, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())
@@ -679,6 +685,11 @@ class Statement(NamedTuple):
 
     words: frozenset[str]  # of substance, canonical
     order: tuple[str, ...]  # the same as they come
+    compound: tuple[
+        bool, ...
+    ]  # of each: whether the word before it is one of substance too ("branch" in "main branch")
+    past: frozenset[str]  # stems of plain past forms
+    present: frozenset[str]  # stems of all other words
     small: frozenset[str]
     numbers: tuple[str, ...]  # with sign and unit; also single capital letters
     marks: frozenset[str]  # negation, moods, restrictions, asking
@@ -718,6 +729,10 @@ def statement(text: str) -> Statement:
     content = [CANONICAL["like"] if token in DISLIKES else _canonical(token) for token in tokens]
     content[:1] = [""] if re.match(r"[A-Z]\w+: ", text) else content[:1]  # who speaks is no topic
     order = tuple(filter(None, content))
+    compound = tuple(i > 0 and bool(content[i - 1]) for i, word in enumerate(content) if word)
+    past = {
+        i for i, word in enumerate(tokens) if word.endswith("ed") and not AUXILIARIES & set(tokens[max(0, i - 2) : i])
+    }
     sides = (
         (DIRECTIONS[token], frozenset(content[:i]) - {""}, frozenset(content[i + 1 :]) - {""})
         for i, token in enumerate(tokens)
@@ -728,11 +743,14 @@ def statement(text: str) -> Statement:
     speaker = re.match(r"([A-Z]\w+): ", text)
     marks |= {speaker[1]} if speaker else set()
     marks |= {"?"} if ASKS.search(text) else set()
-    letters = re.findall(r"(?<=\w )[B-HJ-Z]\b(?![.'+#])|(?<=\w )A$", text)
+    letters = re.findall(r"(?<=\w )[A-HJ-Z]\b(?![.'+#])", text)
     return Statement(
         words=frozenset(order),
         order=order,
-        small=frozenset("all" if token in ("each", "every") else token for token in tokens if token in SMALL),
+        compound=compound,
+        past=frozenset(stem(tokens[i]) for i in past),
+        present=frozenset(stem(token) for i, token in enumerate(tokens) if i not in past),
+        small=frozenset(LIKE_SMALL.get(token, token) for token in tokens if token in SMALL),
         numbers=(*(token for token in tokens if token.lstrip("-")[:1].isdigit()), *letters, *SIGNS.findall(plain)),
         marks=frozenset(marks),
         sides=tuple(sides),
@@ -775,15 +793,17 @@ def same_statement(one: str, other: str) -> bool:
     if UNSPACED.search(one) or UNSPACED.search(other):
         return re.sub(r"[\W_]+", "", fold(one)) == re.sub(r"[\W_]+", "", fold(other))
     exchanged = (a.words - b.words and b.words - a.words) or (a.small - b.small and b.small - a.small)
-    if exchanged or _reversed(a, b):
+    tense = a.past & b.present - b.past or b.past & a.present - a.past  # "works" is not "worked"
+    if exchanged or tense or _reversed(a, b):
         return False
     return a.words == b.words or _continued(a, b) or _continued(b, a)
 
 
 def _continued(new: Statement, old: Statement) -> bool:
-    """Whether one says the other and goes on; put before or between, "father" or "fake" would make another fact."""
-    shared, whole = len(old.words), len(new.words | old.words)
-    return new.order[: len(old.order)] == old.order and shared >= 3 and shared / whole >= 0.65
+    """Whether one says the other and goes on; "father" before it or "mirror" right behind make another fact."""
+    n, shared, whole = len(old.order), len(old.words), len(new.words | old.words)
+    goes_on = new.order[:n] == old.order and len(new.order) > n and not new.compound[n]
+    return goes_on and shared >= 3 and shared / whole >= 0.65
 
 
 ALIASES = {
