@@ -1023,12 +1023,9 @@ ERASED = (("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id")
 ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
 POOL = 250  # memories looked at closely for one recall
-ALIKE, CLOSE, VAGUE, DATED = (
-    0.2,
-    0.5,
-    0.5,
-    0.1,
-)  # what counts a synonym, a close word for an unknown one, and a word like "ask"
+NEARLY = 0.82  # how much of a misspelt word must agree with a known one
+ALIKE, CLOSE = 0.2, 0.5  # what a synonym counts, and a close word for an unknown one
+VAGUE, DATED = 0.25, 0.1  # what a word like "ask" counts, and one of a date
 NEIGHBOURS = {-1: 0.3, 1: 0.3, -2: 0.15, 2: 0.15}  # share of the match of what was said just before and after
 TIMELY = 2.0  # a memory of the time that the question names
 LINKED = 0.5  # share of the rank of a hit for what is linked to it
@@ -1494,6 +1491,7 @@ class MemoryStore:
         if top:
             note = "Nothing matches these words well; mixed with what is most relevant now."
             common = all(general(unit) for unit in units) and len(hits) > 3
+            common = common or max((hit.match or 0.0 for hit in hits), default=0.0) < self.policy.weak_match / 2
             pairs = zip_longest([], [*top, *hits]) if common or not hits else zip_longest(hits, top)
             matched = {hit.row["id"]: hit for hit in hits}
             mixed = [hit for pair in pairs for hit in pair if hit]
@@ -1764,17 +1762,18 @@ class MemoryStore:
         return sql, [self.space, *projects, *(f"%{form}%" for form in escaped)]
 
     def _closest(self, unit: str) -> list[str]:
-        """Words of the index that an unknown one may be a misspelling of."""
+        """Beginnings of words of the index that an unknown word may be a misspelling of; the index holds stems."""
         if not self._indexed or len(unit) < 5 or not unit.isalpha():
             return []
-        from difflib import get_close_matches
+        from difflib import SequenceMatcher
 
         letters, terms = set(unit), "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
         for start in (unit[:2], unit[:1]):
-            known = [t for (t,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(t) - len(unit)) < 4]
-            near = [term for term in known if len(letters & set(term)) >= len(letters) - 2]
-            if found := get_close_matches(unit, near, 2, 0.7):
-                return [f"{term}*" for term in found]  # the terms are stems: found as beginnings
+            known = (t for (t,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(t) - len(unit)) < 4)
+            near = (t for t in known if len(t) > 3 and len(letters & set(t)) >= len(letters) - 2)
+            scored = nlargest(2, ((SequenceMatcher(None, unit[: len(t)], t).ratio(), t) for t in near))
+            if found := [f"{term}*" for ratio, term in scored if ratio >= NEARLY]:
+                return found
         return []
 
     def _surroundings(self, projects: Sequence[str]) -> tuple[int, bool]:
