@@ -397,6 +397,27 @@ def _memory(row: Row, now: float, policy: Policy, match: float | None = None) ->
     )  # fmt: skip
 
 
+SPANS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "d": DAY,
+    "day": DAY,
+}
+SPANS |= {
+    "w": 7 * DAY,
+    "week": 7 * DAY,
+    "mo": 30.44 * DAY,
+    "month": 30.44 * DAY,
+    "y": 365.25 * DAY,
+    "year": 365.25 * DAY,
+}
+
+
 def when(value: Any, now: float) -> float:
     """Read a moment as UTC seconds: a datetime, ISO 8601 (no zone = UTC), Unix seconds, "+60d", "-12h" or "now".
 
@@ -407,14 +428,14 @@ def when(value: Any, now: float) -> float:
     text = str(value).strip()
     if step := re.fullmatch(r"([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+)", text, re.IGNORECASE):
         sign, amount, unit = step.groups()
-        units = "s second min minute h hour d day w week mo month y year".split()
-        if (name := unit.lower().rstrip("s") or "s") not in units:
+        name = unit.lower() if len(unit) == 1 else unit.lower().rstrip("s")
+        if name not in SPANS:
             raise InvalidMemory(
                 f'cannot read the time {text[:60]!r}; units are s, min, h, d, w, mo and y, as in "+30d"'
             )
-        seconds = (1.0, 60.0, 3600.0, DAY, 7 * DAY, 30.44 * DAY, 365.25 * DAY)[units.index(name) // 2]
+        seconds = SPANS[name]
         moment = now + (-1 if sign == "-" else 1) * float(amount) * seconds
-    elif date := re.fullmatch(r"(\d{4})(?:(\d\d)(\d\d))?", text):
+    elif isinstance(value, str) and (date := re.fullmatch(r"(\d{4})(?:(\d\d)(\d\d))?", text)):
         moment = when(f"{date[1]}-{date[2] or '01'}-{date[3] or '01'}", now)
     elif text.lower() == "now":
         moment = now
