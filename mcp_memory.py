@@ -2989,7 +2989,7 @@ COLOURS = {"ACTIVE": "32", "FADING": "33", "DEAD": "90"}
 def _table(found: Recalled, out: TextIO) -> str:
     """Memories in columns: id, status, a bar for relevance, mentions, category, content; then what else there is."""
     terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if terminal else 160
+    width = (shutil.get_terminal_size().columns or 80) if terminal else 160
     paint = terminal and not os.environ.get("NO_COLOR")
     on, off = "\u2588\u2591" if "utf" in (out.encoding or "").lower() else "#."
     lines = []
