@@ -435,7 +435,7 @@ def when(value: Any, now: float) -> float:
             )
         seconds = SPANS[name]
         moment = now + (-1 if sign == "-" else 1) * float(amount) * seconds
-    elif isinstance(value, str) and (date := re.fullmatch(r"(\d{4})(?:(\d\d)(\d\d))?", text)):
+    elif isinstance(value, str) and (date := re.fullmatch(r"(\d{4})(?:-?(\d\d)(?:-?(\d\d))?)?", text)):
         moment = when(f"{date[1]}-{date[2] or '01'}-{date[3] or '01'}", now)
     elif text.lower() == "now":
         moment = now
@@ -534,12 +534,13 @@ STOP = frozenset(
     "where which while who whom whose why will with would you your yours".split()
 )
 SECRETS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"----BEGIN [A-Z0-9 ]*PRIVATE KEY|---- BEGIN [A-Z0-9 ]*PRIVATE KEY|\bgh[pousr]_\w{20,}"
+    r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
     r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}"
     r"|\bpypi-\w{30,}|\bhf_\w{30,}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}|\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}"
     r"|://[^\s/:@]+:[^\s/@]{3,}@|authorization:\s*basic\s+(?=\S*[\d=])\S{12,}|\bSG\.[\w-]{16,}|\bshpat_\w{20,}|\bhvs\.\w{20,}"
     r"|\bxapp-[\w-]{16,}|aws_secret_access_key\W+[\w/+]{30,}"
-    r"|\b(?:password|passwd|passphrase|pwd)\b[\"']?\s*(?:is|:|=)\s*[\"']?(?!https?:|\$\{|<)(?:(?=\S*\d)[^\s\"']{6,}|[^\s\"-]{16,})"
+    r"|\b(?:password|passwd|passphrase|pwd)\b[\"']?\s*(?:is\s*:?|:|=)\s*[\"']?(?!https?:|\$\{|<)(?:(?=\S*\d)[^\s\"']{6,}|[^\s\"-]{16,})"
     r"|(?:api[_ -]?key|secret|token|accountkey)[\"']?\s*(?:is|:|=)\s*[\"']?(?!https?:|\$\{|<|[a-z]+-)"
     r"(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
@@ -560,6 +561,13 @@ IRREGULAR = {
     ).split("|")
     for form in group.split()
 }
+
+
+def _secret(text: str) -> bool:
+    """Whether a text holds what looks like a key or password, also in wide letters or with invisible signs in it."""
+    if not text.isascii():
+        text = re.sub("[\u200b-\u200f\u2060\ufeff]", "", unicodedata.normalize("NFKC", text))
+    return bool(SECRET_SIGNS.search(text) and SECRETS.search(text))
 
 
 def printable(text: str) -> str:
@@ -1257,9 +1265,7 @@ class MemoryStore:
         words, labels, kind = _joined(given.get("keywords")), _joined(given.get("tags")), given.get("category")
         project, origin = _line(given.get("project")), _line(given.get("source"), 500)
         said = "\n".join((text, words, labels, project, origin))
-        if SECRET_SIGNS.search(said) and SECRETS.search(
-            re.sub("[\u200b-\u200f\u2060]", "", unicodedata.normalize("NFKC", said))
-        ):
+        if _secret(said):
             raise InvalidMemory("This looks like a password, key or token: nothing was saved. Say where it is kept.")
         kind = self._kind(kind, text, notes)
         draft: Row = {**dict.fromkeys(COLUMNS), "space": self.space, "project": project, "content": text, "mentions": 1}
@@ -1786,13 +1792,11 @@ class MemoryStore:
         """Beginnings of words of the index that an unknown word may be a misspelling of; the index holds stems."""
         if not self._indexed or len(unit) < 5 or not unit.isalpha():
             return []
-        from difflib import SequenceMatcher
-
         letters, terms = set(unit), "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
         for start in (unit[:2], unit[:1]):
             known = (t for (t,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(t) - len(unit)) < 4)
             near = (t for t in known if len(t) > 3 and len(letters & set(t)) >= len(letters) - 2)
-            scored = nlargest(2, ((SequenceMatcher(None, unit[: len(t)], t).ratio(), t) for t in near))
+            scored = nlargest(2, ((_agreement(unit, term), term) for term in near))
             if found := [f"{term}*" for ratio, term in scored if ratio >= NEARLY]:
                 return found
         return []
@@ -2008,7 +2012,9 @@ class MemoryStore:
         old, new = _guard(row), _guard({**row, **back})
         done = self._db.batch([(update, {**back, **old}), (unlog, {"_rowid": rowid, **new}), (ADD, {**again, **new})])
         if not done[0]:
-            raise StoreBusy(f"#{row['id']} is being changed by another program; nothing was taken back. Try again.")
+            raise InvalidMemory(
+                f"Nothing was taken back: another memory says {quoted(older, 80)} by now. Forget that one first."
+            )
         return _memory({**again, "id": done[2][0][0]} if done[2] else {**row, **back}, now, self.policy)
 
     # Documents
@@ -2022,7 +2028,9 @@ class MemoryStore:
         """
         now = self._begin()
         name, text = _line(source, 500), _clean(text)
-        text, keys = re.subn(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|\Z)", "[private key]", text)
+        text, keys = re.subn(
+            r"(?s)-{4,5} ?BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(?:-{4,5} ?END [A-Z0-9 ]*-{4,5}|\Z)", "[private key]", text
+        )
         if not name or not re.search(r"\w", text) or len(text) > self.policy.max_document:
             raise InvalidMemory(
                 f"Nothing was read: a document needs a name and 1 to {self.policy.max_document} characters."
@@ -2039,7 +2047,7 @@ class MemoryStore:
             try:
                 drafts.append((self._draft({**given, "content": piece}, [], now) | {"id": number}, [], links))
             except InvalidMemory as exc:
-                skipped.append(f"{quoted(piece, 40) if not SECRETS.search(piece) else 'a piece'}: {exc}")
+                skipped.append(f"{quoted(piece, 40) if not _secret(piece) else 'a piece'}: {exc}")
         changed = [0]
         where = "space = ? AND project = ? AND source = ? AND category = 'reference' AND superseded_at IS NULL"
         mine = (self.space, given["project"], name)
@@ -2166,7 +2174,7 @@ class MemoryStore:
         log: list[Row] = [{name: entry.get(name) for name in LOG} for entry in record.get("mention_log") or ()]
         for entry in log:
             if any(
-                not isinstance(entry[name], (str, NoneType)) or SECRETS.search(entry[name] or "")
+                not isinstance(entry[name], (str, NoneType)) or _secret(entry[name] or "")
                 for name in ("content", "source")
             ):
                 raise InvalidMemory("the mention log must hold texts, and no secrets")
@@ -2202,6 +2210,8 @@ class MemoryStore:
                     {**draft, "id": draft["id"] if free else None},
                 )
             else:
+                if draft["category"] == "reference" != twin["category"]:  # read now, but said before
+                    draft = {**draft, "mentioned_at": twin["mentioned_at"], "mentions": 1}
                 after = {name: max(twin[name], draft[name]) for name in ("mentions", "mentioned_at")}
                 after["created_at"] = where["born"] = min(twin["created_at"], draft["created_at"])
                 newer = (draft["mentions"], draft["mentioned_at"]) > (twin["mentions"], twin["mentioned_at"])
@@ -2414,6 +2424,13 @@ class MemoryStore:
 
 
 KEEP_META = "INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value"
+
+
+def _agreement(word: str, term: str) -> float:
+    """How well a word, or its stem, agrees with a stem of the index: difflib's ratio, 0 to 1."""
+    from difflib import SequenceMatcher
+
+    return max(SequenceMatcher(None, form[: len(term)], term).ratio() for form in (word, stem(word)))
 
 
 def _newer(hits: Sequence[Hit]) -> Iterator[str]:

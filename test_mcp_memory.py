@@ -332,6 +332,17 @@ def test_a_moment_without_a_zone_is_utc(store: MemoryStore, clock: Clock, text: 
         assert memory.age_days == (clock.now - moment) / DAY
 
 
+def test_bare_dates_and_long_spans_are_read_and_unknown_units_are_refused(store: MemoryStore) -> None:
+    assert mcp_memory.when("+6 months", T0) == pytest.approx(T0 + 365.25 / 2 * DAY, abs=2 * DAY)
+    for text, day in (("2027", "2027-01-01"), ("20271231", "2027-12-31")):
+        assert mcp_memory.when(text, T0) == mcp_memory.when(day, T0)
+        assert store.remember(f"Ticket {text} holds", expires_at=text).memory.expires_at == datetime.fromisoformat(
+            f"{day}T00:00:00+00:00")  # fmt: skip
+    for text in ("5 parsecs", "+5m", "20271301"):
+        with pytest.raises(InvalidMemory, match=r"time|date"):
+            store.remember("Ticket holds", expires_at=text)
+
+
 SPANS = """
 what did I do last week? | 2026-02-24 | 2026-01-20 ; what happened in May 2023 | 2023-05-31 | 2023-07-05
 what did I say two weeks ago | 2026-02-15 | 2026-02-27 ; who came on 5 July | 2025-07-05 | 2025-07-09
@@ -398,6 +409,29 @@ PAIRS = """
 ! The discount on oak saddles is 5 % | The discount on oak saddles is 5 euros
 ! The night train to Bergen leaves from platform A | The night train to Bergen leaves from platform B
 ! User was the mayor of Ghent | User is the mayor of Ghent
+! User's father works for a shipyard in Gdansk | User works for a shipyard in Gdansk
+! User's cousin's wife runs a bakery in Lyon | User's cousin runs a bakery in Lyon
+! User's tenant pays the water bill in March | User pays the water bill in March
+! Nadia is the vice president of the chess club | Nadia is the president of the chess club
+! User ordered vegan lasagne for Friday | User ordered lasagne for Friday
+! The test database is wiped every night | The database is wiped every night
+! User drinks decaf coffee after dinner | User drinks coffee after dinner
+! User collects fake Roman coins | User collects Roman coins
+! The clerk allegedly lost the parcel in Turin | The clerk lost the parcel in Turin
+! The Oslo server mirror holds the nightly dumps | The Oslo server holds the nightly dumps
+! The nightly dumps are on the Oslo server mirror | The nightly dumps are on the Oslo server
+! The plumber charged by the hour | The plumber charges by the hour
+! User's husband teaches cello in Graz | User's wife teaches cello in Graz
+! User always walks to the harbour | User usually walks to the harbour
+! She feeds the harbour cats at dawn | He feeds the harbour cats at dawn
+! The daemon writes to /srv/app/log | The daemon writes to /srv/log/app
+! The locker costs $5 a week | The locker costs €5 a week
+! Build output belongs in dist/cache | Build output belongs in cache/dist
+! Τρώω ψάρι την Παρασκευή | Δεν τρώω ψάρι την Παρασκευή ; אני אוכל דגים בשישי | אני לא אוכל דגים בשישי
+! أنا آكل السمك يوم الجمعة | أنا لا آكل السمك يوم الجمعة ; Bu kapı kilitli | Bu kapı kilitli değil
+! Hissi toimi talvella | Hissi ei toimi talvella ; Juo maitoa aamulla | En juo maitoa aamulla
+! Ο πύργος έχει ασανσέρ | Ο πύργος δεν έχει ασανσέρ ; هذا الماء للشرب | هذا الماء ليس للشرب
+! Buzlukta ekmek var | Buzlukta ekmek yok ; יש חלב במקרר | אין חלב במקרר
 / We picked bikes over scooters for couriers | We picked oak over pine for the desks
 / User asked about Fortran | User asked about Elixir ; User is building a kayak | User is building a bread oven
 / User keeps hens | User keeps receipts ; User's brother is a baker | User's sister is a baker
@@ -435,7 +469,8 @@ def test_a_topic_mention_adds_no_word_of_its_own(new: str, joins: bool) -> None:
     ("User prefers dark mode", "preference"), ("User dislikes olives", "preference"),
     ("User works as a welder", "fact"), ("Do not restart the print server", "fact preference"),
     ("When the build fails, clear the cache", "fact"), ("Where possible the team writes in Basque", "fact"),
-    ("What matters to the user is privacy", "fact preference"),
+    ("What matters to the user is privacy", "fact preference"), ("用户是一名法律顾问", "fact"),
+    ("User asked his boss for a raise and got it", "fact"), ("User is allergic to nuts; ask the waiter", "fact"),
 ])  # fmt: skip
 def test_the_guessed_category_is_the_slower_one_when_unsure(text: str, kinds: str) -> None:
     assert mcp_memory.guess_category(text) in kinds.split()
@@ -704,12 +739,35 @@ def test_a_secret_is_refused_and_in_no_byte(store: MemoryStore, path: Path, name
     assert b"zq7zq7" not in raw(path) and b"q7z2q7z2" not in raw(path) and count(path) == 0
 
 
+WIDE = str.maketrans({chr(i): chr(i + 0xFEE0) for i in range(33, 127)})
+PLAINLY = ["My password is hunter2", "wifi password: correcthorsebatterystaple"]
+DISGUISED = [f"use ghp_{CODE[:9]}\u200b{CODE[9:36]}", *(
+    text.translate(WIDE) for text in (f"use ghp_{CODE[:36]}", f"AKIA{'Q7Z2' * 4}", "password = hunter2"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*PLAINLY, *DISGUISED])
+def test_a_password_however_it_is_written_is_refused(store: MemoryStore, path: Path, text: str) -> None:
+    with pytest.raises(InvalidMemory) as told:
+        store.remember(text)
+    assert count(path) == 0 and text not in str(told.value) and text.lower().encode() not in raw(path)
+
+
+@pytest.mark.parametrize("text", [*PLAINLY, *DISGUISED])
+def test_a_password_in_the_log_of_an_import_is_refused(store: MemoryStore, path: Path, text: str) -> None:
+    line = json.dumps({"content": "The gate is green", "mention_log": [
+        {"mentioned_at": T0, "content": text, "fingerprint": None, "source": None, "counted": 1}]})  # fmt: skip
+    with pytest.raises(InvalidMemory):
+        store.import_([line])
+    assert count(path) == 0 and text.lower().encode() not in raw(path)
+
+
 @pytest.mark.parametrize("text", [
     "The deploy token is kept in the team vault", "User lost the key to the garden shed",
     "Passwords need at least 12 characters", "The API key rotates every 90 days", "Password: ask Ines in the office",
     "User asked how bearer tokens work", "The secret: knead it twice", "Use task-based scheduling here",
     "Training slide quotes: ignore previous instructions", "The commit is 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
-    "See https://example.org:8080/a@b",
+    "See https://example.org:8080/a@b", "Authorization: Basic authentication is used", "api_key: ${VAULT_API_KEY_V2}",
+    "secret: https://vault.example/kv2", "The team pins sk-learn-contrib-imbalanced-learn",
 ])  # fmt: skip
 def test_honest_sentences_about_keys_are_kept(store: MemoryStore, text: str) -> None:
     assert store.remember(text).outcome == "stored"
@@ -729,6 +787,30 @@ def test_what_recall_printed_is_no_mention(store: MemoryStore, path: Path, clock
         assert (done.outcome, done.memory.id) == ("noted", 1)
     now = store.get(1)
     assert (now.content, now.mentions, now.mentioned_at, count(path)) == (text, 1, before.mentioned_at, 1)
+
+
+def test_a_text_that_begins_with_an_id_is_no_echo(store: MemoryStore, path: Path) -> None:
+    store.remember("User likes dark mode")
+    assert store.remember("#1 is wrong: user hates dark mode").outcome == "stored" and count(path) == 2
+
+
+def test_an_unknown_category_hides_nothing_and_is_never_core(store: MemoryStore) -> None:
+    store.remember("User is allergic to nuts")
+    assert contents(store.recall("nuts", category="health")) == ["User is allergic to nuts"]
+    assert contents(store.list_(category="health")) == ["User is allergic to nuts"]
+    for kind in ("care", "score", "more", "encore"):
+        assert store.remember(f"The {kind} plan is in the drawer", kind).memory.category == "fact"
+
+
+def test_a_clock_in_1970_once_kills_no_memory(store: MemoryStore, clock: Clock) -> None:
+    for _ in range(7):
+        store.remember(BEES)
+        clock.later(days=1)
+    now, clock.now = clock.now, 5.0
+    store.remember(BEES)
+    clock.now = now
+    memory = store.get(1)
+    assert (memory.status, memory.mentioned_at.year) == ("ACTIVE", 2026) and memory.mentions in (7, 8)
 
 
 def test_an_echo_hides_no_new_text_wherever_it_was_printed(store: MemoryStore, path: Path, capsys: Capsys) -> None:
@@ -937,6 +1019,27 @@ def test_a_correction_is_never_outranked_unmarked(store: MemoryStore, clock: Clo
     store.remember("Gate code at the depot is 7345")
     found = store.recall("depot gate code")
     assert len(found) == 2 and ("7345" in found[0].content or "newer" in str(found[0]) + found.note)
+
+
+def test_a_filter_finds_the_oldest_among_thousands(store: MemoryStore, clock: Clock) -> None:
+    clock.later(days=120)
+    old = "The kiln log of the pottery is kept"
+    bulk(store, [old], created_at="2026-05-31T22:00:00Z", category="correction", tags=["rare"])
+    bulk(store, [f"The kiln log {i} of the pottery is kept" for i in range(3000)])
+    for given in ({"category": "correction"}, {"tags": "rare"}, {"until": "2026-05-31"}):
+        for asked in ("kiln log of the pottery", "which kiln log is kept?", ""):
+            assert contents(store.recall(asked, **given)) == [old], (given, asked)
+    for until in ("2026-05-30", "2026-05-31T21:59:00"):
+        assert not store.recall("kiln log", until=until)
+
+
+def test_the_words_of_a_date_stay_searchable(store: MemoryStore) -> None:
+    bulk(store, [*(f"Invoice 2024-{month:02} is paid" for month in range(1, 13)), "Vet visit on 2026-12-03"])
+    bulk(store, [f"Choir practice on 2026-12-{day:02}" for day in range(4, 29)])
+    for month in ("02", "11"):
+        assert store.recall(f"invoice 2024-{month}")[0].content == f"Invoice 2024-{month} is paid"
+    for asked in ("anything on 2026-12-03?", "2026-12-03", "vet on 2026-12-03"):
+        assert store.recall(asked)[0].content == "Vet visit on 2026-12-03", asked
 
 
 def test_filters_and_other_times_show_what_they_say(store: MemoryStore, clock: Clock) -> None:
@@ -1187,7 +1290,7 @@ def test_forgotten_text_is_gone(store: MemoryStore, path: Path, clock: Clock, ca
     latch = "The attic window needs a brass latch quagmire"
     store.remember(latch, keywords="jalopy", tags="kumquat", source="zeppelin", project="oblong")
     clock.later(days=1)
-    store.remember(latch + " façadexx", project="oblong", source="dirigible")  # a second wording
+    store.remember(latch + " in façadexx", project="oblong", source="dirigible")  # a second wording
     store.remember("ends far away " + "filler words " * 900 + "hullabaloo", extends=51)
     marks = b"agmire lopy mquat ppelin oblong adexx rigible labaloo".split()
     assert count(path) == 52 and all(mark in raw(path) for mark in marks)
@@ -1204,6 +1307,17 @@ def test_forgotten_text_is_gone(store: MemoryStore, path: Path, clock: Clock, ca
     assert not [mark for mark in marks if mark in raw(path)] and b"neighbour" in raw(path)
     reader.close()
     assert not query(path, "SELECT memory_id FROM mention_log UNION ALL SELECT from_id FROM links")
+
+
+def test_a_forgotten_memory_leaves_no_word_on_its_broader_topic(store: MemoryStore, path: Path, clock: Clock) -> None:
+    store.remember("User asked about Python", "question")
+    clock.later(days=1)
+    done = store.remember("User asked about Python quagmires", "question")
+    assert done.outcome == "stored" and store.get(1).mentions == 2 and b"uagmir" in raw(path)
+    assert contents(store.recall("quagmires", limit=1)) == ["User asked about Python quagmires"]
+    store.forget(done.memory.id)
+    assert b"uagmir" not in raw(path) and store.get(1).mentions == 2
+    sound(path)
 
 
 def test_what_is_forgotten_is_gone_at_once_in_every_process(store: MemoryStore, path: Path, clock: Clock) -> None:
@@ -1248,6 +1362,37 @@ def test_a_merge_can_be_taken_back(store: MemoryStore, clock: Clock, texts: list
     assert {m.id for m in store.recall(texts[0])} == {1, 2}
     with pytest.raises(InvalidMemory):
         store.restore(1)
+
+
+def test_a_restore_that_cannot_take_place_changes_nothing(store: MemoryStore, path: Path, clock: Clock) -> None:
+    short, longer = "The hall heater is controlled by a relay", "Hall heater is controlled by a relay in winter"
+    store.remember(short)
+    clock.later(days=1)
+    assert store.remember(longer).outcome == "reinforced" and store.get(1).content == longer
+    bulk(store, [short])
+    before = everything(path), query(path, "SELECT * FROM mention_log")
+    with pytest.raises(MemoryStoreError):
+        store.restore(1)
+    assert (everything(path), query(path, "SELECT * FROM mention_log")) == before
+
+
+def test_replacing_an_outdated_memory_replaces_its_heir_and_says_so(store: MemoryStore) -> None:
+    for code, given in ((1180, None), (7345, 1), (9021, 1)):
+        done = store.remember(f"The gate code is {code}", updates=given)
+    assert done.outcome == "updated" and "#2" in done.note and contents(store.recall("gate code")) == [
+        "The gate code is 9021"]  # fmt: skip
+    assert [m.id for m in store.history(1)] == [1, 2, 3] and store.get(2).superseded_at
+
+
+@pytest.mark.parametrize("kind", ["updates", "extends"])
+def test_a_link_between_projects_is_refused_and_what_held_everywhere_does(store: MemoryStore, kind: str) -> None:
+    store.remember("The mill gate is green", project="mill")
+    store.remember("The street gate is red")
+    with pytest.raises(MemoryStoreError):
+        store.remember("The forge gate is blue", project="forge", **{kind: 1})
+    assert store.stats()["memories"] == 2 and store.get(1).superseded_at is None
+    done = store.remember("The street gate is white now", project="mill", **{kind: 2}).memory
+    assert done.project == ("" if kind == "updates" else "mill")
 
 
 def test_history_is_in_order_and_forgetting_one_version_keeps_the_others(store: MemoryStore, clock: Clock) -> None:
@@ -1451,6 +1596,42 @@ def test_a_secret_in_a_document_is_left_out_and_told_without_its_text(store: Mem
             store.ingest(text, name)
     with pytest.raises(InvalidMemory):
         store.ingest("Some text", KEY)
+
+
+@pytest.mark.parametrize("end", ["\n-----END RSA PRIVATE KEY-----\n\nAfter it.", ""])
+@pytest.mark.parametrize("way", ["ingest", "remember"])
+def test_no_line_of_a_private_key_gets_into_the_file(store: MemoryStore, path: Path, way: str, end: str) -> None:
+    lines = [f"{i:02}" + f"Qv{chr(97 + i % 26)}X/{i * 7919 % 997}zK+" * 6 for i in range(60)]
+    key = "-----BEGIN RSA PRIVATE KEY-----\n" + "\n".join(lines) + end
+    text = f"# Vault\n\n{prose(900 if way == 'ingest' else 2500)}\n\n{key}"
+    told = str(store.ingest(text, "vault.md") if way == "ingest" else store.remember(text, source="vault.md").note)
+    assert "private key" in told and len(key) > 3000 and store.recall("w0x77")
+    kept, reached = raw(path), [line for line in lines if line[:20] in told]
+    assert reached == [line for line in lines if line[:20].lower().encode() in kept] == []
+
+
+@pytest.mark.parametrize("given", [{"updates": 1}, {"extends": 1}, {"expires_at": "+60d"}])
+def test_a_long_text_neither_expires_nor_replaces(store: MemoryStore, path: Path, given: dict[str, Any]) -> None:
+    store.remember(BEES)
+    before = everything(path)
+    with pytest.raises(InvalidMemory):
+        store.remember(prose(4000), **given)
+    assert everything(path) == before
+
+
+@pytest.mark.parametrize("source", [None, "mill.txt"])
+@pytest.mark.parametrize("first", ["said", "read"])
+def test_what_was_said_is_no_mere_piece_of_a_document(
+    store: MemoryStore, clock: Clock, first: str, source: Any
+) -> None:
+    text = "The mill turns on Tuesdays and rests on Fridays"
+    steps = [lambda: store.remember(text, source=source), lambda: store.ingest(text, "mill.txt")]
+    for step in steps if first == "said" else steps[::-1]:
+        step()
+        clock.later(days=1)
+    store.ingest("The mill has burnt down and nothing turns", "mill.txt")
+    (hit, *_) = store.recall(text)
+    assert (hit.content, hit.category, hit.superseded_at) == (text, "fact", None)
 
 
 @pytest.mark.parametrize("length", [16_001, 50_000])
@@ -1732,6 +1913,24 @@ def test_a_file_that_cannot_be_imported_is_a_plain_error(path: Path, tmp_path: P
         file.write_bytes('{"content": "Café at noon"}'.encode(kind))
     done = cli("import", str(file), db=path, check=False)
     assert (done.returncode, "Traceback" in done.stderr, str(file) in done.stderr) == (1, False, True)
+
+
+def test_an_older_export_brings_no_old_value_back(store: MemoryStore, tmp_path: Path) -> None:
+    store.remember("The gate code is 1180")
+    exported(store, tmp_path / "old.jsonl")
+    store.remember("The gate code is 7345", updates=1)
+    for _ in range(2):
+        store.import_(tmp_path / "old.jsonl")
+        assert contents(store.recall("gate code")) == ["The gate code is 7345"] and len(store.history(2)) == 2
+    newest = exported(store, tmp_path / "new.jsonl")[-1]
+    store.import_([json.dumps({**newest, "tags": ["gate"], "keywords": ["padlock"], "mentions": 2})])
+    assert (store.get(2).tags, store.get(2).keywords) == (("gate",), ("padlock",))
+    assert [m.id for m in store.recall("padlock")] == [2] and [m.id for m in store.recall(tags="gate")] == [2]
+
+
+def test_an_absurd_id_does_not_use_up_the_ids(store: MemoryStore) -> None:
+    store.import_([json.dumps({"content": BEES, "id": 2**63 - 1})])
+    assert store.remember(SAILS).memory.id < 10**6 and store.remember("User bakes").outcome == "stored"
 
 
 def test_a_backup_of_a_store_in_use_stands_alone(store: MemoryStore, path: Path, tmp_path: Path) -> None:
@@ -2354,6 +2553,23 @@ def test_plain_callables_serve_as_models(path: Path, clock: Clock) -> None:
             assert store.remember(f"Note of {address}").outcome == "stored" and store.recall("kitten")
 
 
+def broken(_: Any) -> Any:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(("embed", "ask"), [
+    (broken, None), (None, broken), (broken, broken), (lambda texts: [[10**400, 1] for _ in texts], None),
+    (lambda texts: [10**400 for _ in texts], None), (None, lambda _: f'{{"verdict": "same", "id": {10**30}}}'),
+    (None, lambda _: "9" * 5000), (None, lambda _: 10**400),
+])  # fmt: skip
+def test_a_model_that_fails_in_any_way_costs_no_memory(path: Path, clock: Clock, embed: Any, ask: Any) -> None:
+    with MemoryStore(path, clock=clock, embed=embed, ask=ask) as store:
+        for text in ("The north gate is painted red", "The north gate is painted blue", SAILS):
+            assert store.remember(text).outcome == "stored"
+        assert contents(store.recall("sails on Sundays"))[0] == SAILS and len(store.recall("north gate")) == 2
+        assert store.ingest(prose(500), "w.txt")["pieces"] > 1 and store.recall("w0x400")
+
+
 # --- MCP server ---
 
 LINE = re.compile(r"^#(\d+) \[(ACTIVE|FADING|DEAD)\] (\S+), ", re.MULTILINE)
@@ -2938,7 +3154,7 @@ def test_data_is_utf8_whatever_the_code_page(path: Path, tmp_path: Path, way: st
     (1, ["policy", "--half-life", "nope=3"]), (1, ["policy", "--weight", "fact=-1"]), (1, ["export", "no/such/x"]),
     (1, ["backup", "no/such/x"]), (1, ["import", "no-such-file"]), (1, ["import", sys.executable]),
     (1, ["import", "."]), (1, ["--db", ".", "list"]), (1, ["--db", "${NO}/x", "list"]), (2, ["bogus"]), (2, ["show"]),
-    (2, ["list", "--bogus"]),
+    (2, ["list", "--bogus"]), (1, ["ingest", "no/such.md"]),
 ])  # fmt: skip
 def test_errors_go_to_stderr_with_an_exit_code(two: Path, code: int, args: list[str]) -> None:
     before = two.read_bytes()
