@@ -426,6 +426,8 @@ def when(value: Any, now: float) -> float:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     text = str(value).strip()
+    if isinstance(value, str) and (date := re.fullmatch(r"(\d{4})(?:-?(\d\d)(?:-?(\d\d))?)?", text)):
+        text = f"{date[1]}-{date[2] or '01'}-{date[3] or '01'}"
     if step := re.fullmatch(r"([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+)", text, re.IGNORECASE):
         sign, amount, unit = step.groups()
         name = unit.lower() if len(unit) == 1 else unit.lower().rstrip("s")
@@ -435,8 +437,6 @@ def when(value: Any, now: float) -> float:
             )
         seconds = SPANS[name]
         moment = now + (-1 if sign == "-" else 1) * float(amount) * seconds
-    elif isinstance(value, str) and (date := re.fullmatch(r"(\d{4})(?:-?(\d\d)(?:-?(\d\d))?)?", text)):
-        moment = when(f"{date[1]}-{date[2] or '01'}-{date[3] or '01'}", now)
     elif text.lower() == "now":
         moment = now
     else:
