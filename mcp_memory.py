@@ -1343,7 +1343,8 @@ class MemoryStore:
     def _rivals(self, draft: Row, known: list[int]) -> list[Row]:
         """Memories that give another value of what a person has one of: "lives in Berlin", "moved to Munich"."""
         group = next((g for g in RIVALS if g & set(WORD.findall(fold(draft["content"])))), None)
-        if group is None or draft["category"] in ASKED:
+        about = set(map(_canonical, group or ()))
+        if group is None or draft["category"] in ASKED or len(statement(draft["content"]).words - about) != 1:
             return []
         ids = [i for word in group for i in self._matches([word], [draft["project"], ""], 100, exact=True)[0]]
         rows = self._rows_by_id(list(dict.fromkeys(ids)), "superseded_at IS NULL")
@@ -1460,6 +1461,8 @@ class MemoryStore:
     def _echo(self, content: str) -> Row | None:
         """The memory whose printed line this is, where every line of the content is such a line."""
         echoed: list[Row] = []
+        if "#" not in str(content):
+            return None
         for line in filter(str.strip, str(content).splitlines()):
             if line.startswith(DATA) or re.match(r"\d+\+? more: ", line):
                 continue
