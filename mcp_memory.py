@@ -1019,6 +1019,7 @@ NO_FULL_TEXT = tuple(f"DROP TRIGGER IF EXISTS memories_{event}" for event in ("a
 
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM memories"
 VALUES = ", ".join(f":{name}" for name in COLUMNS)
+INSERT = f"INSERT INTO memories ({', '.join(COLUMNS)}) VALUES ({VALUES})"
 # A row is changed only in the state it was read in: whoever comes second reads again.
 GUARD = """id = :_id AND mentions = :_mentions AND mentioned_at = :_mentioned_at AND fingerprint = :_fingerprint
     AND superseded_at IS NULL"""
@@ -1225,15 +1226,10 @@ class MemoryStore:
         """The id of a memory to link to: of this project or everywhere; for an outdated one, of what replaced it."""
         row = self._by_id(id)
         if kind == "updates" and row["superseded_at"] is not None:
-            heirs = [
-                r
-                for r in self._versions(row)
-                if r["superseded_at"] is None and r["fingerprint"] != draft["fingerprint"]
-            ]
+            versions = (r for r in self._versions(row) if r["fingerprint"] != draft["fingerprint"])
+            heirs = [r for r in versions if r["superseded_at"] is None]
             if heirs:
-                notes.append(
-                    f"#{row['id']} had been replaced by #{heirs[-1]['id']} already, which this one replaces now."
-                )
+                notes.append(f"#{row['id']} had been replaced by #{heirs[-1]['id']} already: this replaces that one.")
                 row = heirs[-1]
         if kind == "updates" and "" in (draft["project"], row["project"]) and draft["project"] != row["project"]:
             draft["project"] = row["project"]
@@ -2072,17 +2068,9 @@ class MemoryStore:
                 leave += " AND id NOT IN (SELECT memory_id FROM mention_log)"  # said by somebody as well
                 yield leave, (now, *mine, gone, name)
 
-        if set(before) == kept:
-            return {
-                "source": name,
-                "pieces": len(drafts) - 1,
-                "new": 0,
-                "kept": len(kept),
-                "superseded": 0,
-                "skipped": skipped,
-            }
-        self._db.batch(steps())
-        self._fill()
+        if set(before) != kept:
+            self._db.batch(steps())
+            self._fill()
         new = [draft for draft, _, _ in drafts[1:] if draft["fingerprint"] not in before]
         facts = [fact for draft in new for fact in self._facts(draft)] if self.ask else []
         found = {"source": name, "pieces": len(drafts) - 1, "new": changed[0], "kept": len(set(before) & kept)}
@@ -2205,13 +2193,9 @@ class MemoryStore:
                 born[draft["id"]] = where
             if twin is None:
                 changed[0] += 1
-                free = (draft["id"] or 0) > 0 and not self._db.execute(
-                    "SELECT 1 FROM memories WHERE id = ?", (draft["id"],)
-                )
-                yield (
-                    f"INSERT INTO memories ({', '.join(COLUMNS)}) VALUES ({VALUES})",
-                    {**draft, "id": draft["id"] if free else None},
-                )
+                taken = "SELECT 1 FROM memories WHERE id = ?"
+                free = (draft["id"] or 0) > 0 and not self._db.execute(taken, (draft["id"],))
+                yield INSERT, {**draft, "id": draft["id"] if free else None}
             else:
                 if draft["category"] == "reference" != twin["category"]:  # read now, but said before
                     draft = {**draft, "mentioned_at": twin["mentioned_at"], "mentions": 1}
