@@ -1647,16 +1647,7 @@ class MemoryStore:
             merged = {i: merged[i] for (i,) in passing if i in merged}
         names = {name.lower() for name in re.findall(r"\b[A-Z][a-z]+", text)} - STOP
         share, hits = self.policy.relevance_share, []
-        rows: dict[int, tuple[Row, float]] = {}
-        for size in (POOL // 4, POOL, 10 * POOL):
-            best = nlargest(size, merged, key=lambda i: (merged[i], i))
-            found = self._valued(self._rows_by_id(best, seen.where, *seen.params), seen)
-            rows = {row["id"]: (row, value) for row, value in found}
-            # A boost lifts what matches little, so it needs a wide look; relevance moves a rank by its share only.
-            boosted = unread or alike or names or span or any(row["source"] for row, _ in rows.values())
-            narrow = boosted or len(best) < most or merged[best[-1]] > (1 - share) * merged[best[most - 1]]
-            if len(merged) <= size or (len(rows) >= most and (size >= POOL or not narrow)):
-                break
+        rows = self._pooled(merged, seen, most, bool(unread or alike or names or span))
         for i, (row, value) in rows.items():
             match = matches.get(i, 0.0)
             if unread:
@@ -1680,6 +1671,21 @@ class MemoryStore:
             hits = [hit for hit in hits if hit.value >= lives or (hit.match or 0.0) >= weak]
         hits = sorted(hits, key=Hit.order)
         return self._with_linked(hits, seen), len(merged) - len(rows) + len(hits) - most
+
+    def _pooled(self, merged: dict[int, float], seen: View, most: int, boosted: bool) -> dict[int, tuple[Row, float]]:
+        """The rows to look at closely, by id, with their relevance: as few as can hold the best."""
+        rows: dict[int, tuple[Row, float]] = {}
+        for size in (POOL // 4, POOL, 10 * POOL):
+            best = nlargest(size, merged, key=lambda i: (merged[i], i))
+            found = self._valued(self._rows_by_id(best, seen.where, *seen.params), seen)
+            rows = {row["id"]: (row, value) for row, value in found}
+            # A boost lifts what matches little, so it needs a wide look; relevance moves a rank by its share only.
+            least = merged[best[most - 1]] * (1 - self.policy.relevance_share) if len(best) >= most else 0.0
+            narrow = boosted or merged[best[-1]] > least if best else False
+            narrow = narrow or any(row["source"] for row, _ in rows.values())
+            if len(merged) <= size or (len(rows) >= most and (size >= POOL or not narrow)):
+                break
+        return rows
 
     def _with_linked(self, hits: list[Hit], seen: View) -> list[Hit]:
         """The hits, and what is linked to the best of them with a share of their rank."""
@@ -1712,19 +1718,13 @@ class MemoryStore:
         return {**row, **then._replace(mentions=then.mentions + unlogged)._asdict()}
 
     def _matches(
-        self,
-        units: list[str],
-        projects: Sequence[str],
-        bound: int,
-        past: bool = False,
-        exact: bool = False,
+        self, units: list[str], projects: Sequence[str], bound: int, past: bool = False, exact: bool = False,
         vague: Sequence[str] = (),
-    ) -> tuple[dict[int, float], dict[str, float]]:
+    ) -> tuple[dict[int, float], dict[str, float]]:  # fmt: skip
         """Share of the units' rarity that each memory holds, 0 to 1, and the shares of units too common to read.
 
         Read from the rarest unit on, `bound` postings in all; of the common rest only memories that hold all of it,
-        or the newest. Rarity is the binary idf ln(1 + (N - n + 0.5) / (n + 0.5)) (Robertson and Sparck Jones, 1976).
-        Synonyms count a little, and for an unknown word the closest known ones, unless `exact`.
+        or the newest. Synonyms count a little, and for an unknown word the closest known ones, unless `exact`.
         """
         if not units or not projects:
             return {}, {}
@@ -1735,16 +1735,11 @@ class MemoryStore:
         for unit in (unit for unit, n in counts.items() if n == first < bound):
             sql, params = sources[unit]
             counts[unit] = self._db.execute(f"SELECT count(*) FROM ({sql} LIMIT {bound + 1})", params)[0][0]
-        total = max(FEW, top, *counts.values())
-        idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
-        idf.update(
-            {unit: (DATED if unit in vague else VAGUE) * idf[unit] for unit in units if unit in vague or unit in EMPTY}
-        )
-        whole, left = sum(idf.values()), bound
+        shares, left = _shares(counts, top, vague), bound
         matches: dict[int, float] = {}
         unread: dict[str, float] = {}
         for unit in sorted(units, key=counts.__getitem__):
-            gain, n = idf[unit] / whole, counts[unit]
+            gain, n = shares[unit], counts[unit]
             if n > left:
                 unread[unit] = gain
                 continue
@@ -1763,8 +1758,7 @@ class MemoryStore:
         if unread and not matches:
             for common in (list(unread), list(unread)[:1]):
                 sql, params = self._postings(common, projects, hidden, past)
-                rows = self._db.execute(f"{sql} ORDER BY 1 DESC LIMIT {min(bound, 1000)}", params)
-                if rows:
+                if rows := self._db.execute(f"{sql} ORDER BY 1 DESC LIMIT {min(bound, 1000)}", params):
                     share = sum(unread.pop(unit) for unit in common)
                     return {i: share for (i,) in rows}, unread
         return matches, unread
@@ -2035,18 +2029,8 @@ class MemoryStore:
                 f"Nothing was read: a document needs a name and 1 to {self.policy.max_document} characters."
             )
         given = {"category": "reference", "source": name, "tags": tags, "project": self._project(project)}
-        pieces, skipped = list(dict.fromkeys(chunks(text, kind))), ["a private key was left out"] * bool(keys)
-        title = next((line.strip("# ") for line in text.splitlines() if re.search(r"\w", line)), name)
-        drafts: list[Imported] = [
-            (self._draft({**given, "content": f"Document {name}: {_line(title)}"}, [], now) | {"id": -1}, [], [])
-        ]
-        for piece in pieces:
-            number = -len(drafts) - 1
-            links = [("derives", -1, now), *([("extends", number + 1, now)] if number < -2 else [])]
-            try:
-                drafts.append((self._draft({**given, "content": piece}, [], now) | {"id": number}, [], links))
-            except InvalidMemory as exc:
-                skipped.append(f"{quoted(piece, 40) if not _secret(piece) else 'a piece'}: {exc}")
+        skipped = ["a private key was left out"] * bool(keys)
+        drafts = self._pieces(text, kind, given, skipped, now)
         changed = [0]
         where = "space = ? AND project = ? AND source = ? AND category = 'reference' AND superseded_at IS NULL"
         mine = (self.space, given["project"], name)
@@ -2075,6 +2059,20 @@ class MemoryStore:
         facts = [fact for draft in new for fact in self._facts(draft)] if self.ask else []
         found = {"source": name, "pieces": len(drafts) - 1, "new": changed[0], "kept": len(set(before) & kept)}
         return {**found, "superseded": len(set(before) - kept), "facts": len(facts), "skipped": skipped}
+
+    def _pieces(self, text: str, kind: str, given: Row, skipped: list[str], now: float) -> list[Imported]:
+        """A document and its pieces as rows with negative ids, each piece linked to the document and the one before."""
+        title = next((line.strip("# ") for line in text.splitlines() if re.search(r"\w", line)), "")
+        head = {**given, "content": f"Document {given['source']}: {_line(title)}"}
+        drafts: list[Imported] = [(self._draft(head, [], now) | {"id": -1}, [], [])]
+        for piece in dict.fromkeys(chunks(text, kind)):
+            number = -len(drafts) - 1
+            links = [("derives", -1, now), *([("extends", number + 1, now)] if number < -2 else [])]
+            try:
+                drafts.append((self._draft({**given, "content": piece}, [], now) | {"id": number}, [], links))
+            except InvalidMemory as exc:
+                skipped.append(f"{quoted(piece, 40) if not _secret(piece) else 'a piece'}: {exc}")
+        return drafts
 
     def _facts(self, draft: Row) -> list[Remembered]:
         """What a model extracts from a piece of a document, remembered as facts that derive from it."""
@@ -2411,6 +2409,18 @@ class MemoryStore:
 
 
 KEEP_META = "INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value"
+
+
+def _shares(counts: Mapping[str, int], top: int, vague: Sequence[str]) -> dict[str, float]:
+    """What each unit of a query weighs, 1 in all, by the number of memories that hold it, of about `top`.
+
+    By rarity: the binary idf ln(1 + (N - n + 0.5) / (n + 0.5)) (Robertson and Sparck Jones, 1976).
+    """
+    total = max(FEW, top, *counts.values())
+    idf = {unit: math.log(1 + (total - n + 0.5) / (n + 0.5)) for unit, n in counts.items()}
+    worth = {unit: DATED if unit in vague else VAGUE if unit in EMPTY else 1.0 for unit in idf}
+    whole = sum(idf[unit] * worth[unit] for unit in idf)
+    return {unit: idf[unit] * worth[unit] / whole for unit in idf}
 
 
 def _agreement(word: str, term: str) -> float:
