@@ -576,7 +576,7 @@ def printable(text: str) -> str:
 
 
 QUOTED = 600  # characters of a content shown in a list
-REPEAT_WORDS = 5  # the longest words of a new statement, by which a repeat of it is looked for
+REPEAT_WORDS = 4  # the longest words of a new statement, by which a repeat of it is looked for
 
 
 def _lined(error: Exception) -> str:
@@ -2245,7 +2245,7 @@ class MemoryStore:
             writes.append((update, (forward(kind, mentions, 0.0, policy), span, kind, mentions)))
         if changed != self.policy.categories:
             self._db.batch(writes)
-        self._begin()
+            self._adopt(dict(self._db.execute("SELECT key, value FROM meta")))
         return dict(self.policy.categories)
 
     def stats(self) -> Row:
@@ -2340,9 +2340,8 @@ class MemoryStore:
                     raise
             if self._db.scrub_due:
                 self._db.scrub(0)
-            meta = dict(self._db.execute("SELECT key, value FROM meta"))
-            if meta != self._meta:
-                self._adopt(meta)
+            if self._db.changed() or not self._meta:
+                self._adopt(dict(self._db.execute("SELECT key, value FROM meta")))
         return float(self.clock())
 
     def _adopt(self, meta: dict[str, str]) -> None:
@@ -2509,7 +2508,7 @@ class LocalFile:
     def __init__(self, path: str, policy: Policy) -> None:
         self.path, self.policy = path, policy
         self.lock = threading.RLock()
-        self.scrub_due = False
+        self.scrub_due, self._version = False, -1
         with self:
             self.read_only = self._make()
             self._db = self._connect()
@@ -2559,6 +2558,11 @@ class LocalFile:
     def _foreign(self) -> bool:
         # WAL needs shared memory, which Windows drives seen from WSL and network shares do not give
         return bool(re.match(r"/mnt/[a-z]/|\\\\|//", self.path))
+
+    def changed(self) -> bool:
+        """Whether another connection has written since this was last asked."""
+        before, self._version = self._version, self.execute("PRAGMA data_version")[0][0]
+        return before != self._version
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] = ()) -> list[Any]:
         """The rows of one statement."""
