@@ -255,7 +255,7 @@ def mention(was: Counted, now: float, expired: bool = False, policy: Policy = DE
     if -min(CLOCK_SKEW, window) < since < window:
         return "noted", was
     mentions = was.mentions + 1
-    now = was.mentioned_at if -since > 0 and (-since <= CLOCK_SLACK or now < LONG_AGO) else now
+    now = was.mentioned_at if since < 0 and (since >= -CLOCK_SLACK or now < LONG_AGO) else now
     if was.category in ASKED and mentions >= policy.promote_at:
         return "promoted", Counted("interest", was.first_category, mentions, now)
     return "reinforced", Counted(was.category, was.first_category, mentions, now)
@@ -308,7 +308,7 @@ class Memory:
 
     @property
     def forecast(self) -> str:
-        """When it fades and dies, "" for what never does."""
+        """When it fades and dies, "never fades" for what does neither."""
         if self.fades_at is None or self.dead_at is None:
             return "never fades"
         words = {"ACTIVE": f"fades {self.fades_at:%Y-%m-%d}, dead ", "FADING": "dead ", "DEAD": "dead since "}
@@ -397,25 +397,9 @@ def _memory(row: Row, now: float, policy: Policy, match: float | None = None) ->
     )  # fmt: skip
 
 
-SPANS = {
-    "s": 1.0,
-    "sec": 1.0,
-    "second": 1.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "d": DAY,
-    "day": DAY,
-}
-SPANS |= {
-    "w": 7 * DAY,
-    "week": 7 * DAY,
-    "mo": 30.44 * DAY,
-    "month": 30.44 * DAY,
-    "y": 365.25 * DAY,
-    "year": 365.25 * DAY,
-}
+SPANS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "d": DAY}
+SPANS |= {"day": DAY, "w": 7 * DAY, "week": 7 * DAY, "mo": 30.44 * DAY, "month": 30.44 * DAY}
+SPANS |= {"y": 365.25 * DAY, "year": 365.25 * DAY}
 
 
 def when(value: Any, now: float) -> float:
@@ -435,8 +419,7 @@ def when(value: Any, now: float) -> float:
             raise InvalidMemory(
                 f'cannot read the time {text[:60]!r}; units are s, min, h, d, w, mo and y, as in "+30d"'
             )
-        seconds = SPANS[name]
-        moment = now + (-1 if sign == "-" else 1) * float(amount) * seconds
+        moment = now + (-1 if sign == "-" else 1) * float(amount) * SPANS[name]
     elif text.lower() == "now":
         moment = now
     else:
@@ -2684,13 +2667,18 @@ def _post(url: str, body: Row, seconds: float) -> Any:
         return json.loads(answer.read(64_000_000))
 
 
+def _endpoint(use: str, url: str | None, model: str | None) -> tuple[str, str]:
+    given = (os.environ.get(f"MCP_MEMORY_{use}_{part}", "").strip() for part in ("URL", "MODEL"))
+    address, name = (value or default for value, default in zip((url, model), given))
+    return address, name or "default"
+
+
 def embedder(url: str | None = None, model: str | None = None, seconds: float = 5.0) -> Embed | None:
     """A callable over an endpoint of Ollama (/api/embed) or OpenAI (/v1/embeddings) shape, None without one.
 
     url, model: else MCP_MEMORY_EMBED_URL and MCP_MEMORY_EMBED_MODEL. The callable raises OSError or ValueError.
     """
-    url = url or os.environ.get("MCP_MEMORY_EMBED_URL", "").strip()
-    name = model or os.environ.get("MCP_MEMORY_EMBED_MODEL", "").strip() or "default"
+    url, name = _endpoint("EMBED", url, model)
     if not url:
         return None
 
@@ -2710,8 +2698,7 @@ def asker(url: str | None = None, model: str | None = None, seconds: float = 30.
 
     url, model: else MCP_MEMORY_ASK_URL and MCP_MEMORY_ASK_MODEL. The callable raises OSError or ValueError.
     """
-    url = url or os.environ.get("MCP_MEMORY_ASK_URL", "").strip()
-    name = model or os.environ.get("MCP_MEMORY_ASK_MODEL", "").strip() or "default"
+    url, name = _endpoint("ASK", url, model)
     if not url:
         return None
 
