@@ -1740,6 +1740,19 @@ CREATE TRIGGER vectors_au AFTER UPDATE OF content ON memories BEGIN
   DELETE FROM vectors WHERE memory_id = old.id; END;
 """
 )
+# Version 3 adds tokens, the log of upkeep and written summaries.
+SCHEMA_3 = (
+    SCHEMA_2
+    + """
+CREATE TABLE tokens (hash TEXT PRIMARY KEY, identity TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL,
+  revoked_at REAL) WITHOUT ROWID;
+CREATE TABLE upkeep_log (run REAL NOT NULL, step INTEGER NOT NULL, memory_id INTEGER NOT NULL, before TEXT NOT NULL,
+  after TEXT NOT NULL, PRIMARY KEY (run, step, memory_id)) WITHOUT ROWID;
+CREATE INDEX upkeep_log_memory ON upkeep_log (memory_id);
+CREATE TABLE summaries (space TEXT NOT NULL, project TEXT NOT NULL, category TEXT NOT NULL, written_at REAL NOT NULL,
+  content TEXT NOT NULL, PRIMARY KEY (space, project, category)) WITHOUT ROWID;
+"""
+)
 ROWS_1 = """
 INSERT INTO meta VALUES ('schema', '1'), ('index', 'fresh'), ('categories', '{"core": [1.0, null],
   "preference": [1.0, 180], "correction": [1.0, 365], "fact": [0.9, 365], "interest": [0.8, 60], "context": [0.6, 30],
@@ -1755,7 +1768,7 @@ NO_TRIGGERS = "DROP TRIGGER memories_ai; DROP TRIGGER memories_ad; DROP TRIGGER 
 
 
 def test_the_schema_is_the_one_written_here(store: MemoryStore, path: Path, tmp_path: Path) -> None:
-    make(tmp_path / "old.db", SCHEMA_2)
+    make(tmp_path / "old.db", SCHEMA_3)
     named = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
     old, new = ({n: "".join(sql.split()) for n, sql in query(file, named)} for file in (tmp_path / "old.db", path))
     assert new == old
@@ -1763,12 +1776,16 @@ def test_the_schema_is_the_one_written_here(store: MemoryStore, path: Path, tmp_
 
 HALF = "UPDATE meta SET value = 'none' WHERE key = 'index'; DROP TRIGGER memories_au"
 STALE = f"DROP TABLE memories_fts; {NO_TRIGGERS} UPDATE meta SET value = 'stale' WHERE key = 'index'"
-LEFT = ["", HALF, STALE, "DELETE FROM meta WHERE key = 'schema'"]
+UNMARKED = "DELETE FROM meta WHERE key = 'schema'"
+VECTOR = "INSERT INTO vectors VALUES (1, 5, 'model', '5', 'fw=='); UPDATE meta SET value = '2' WHERE key = 'schema'"
+LEFT = {"whole": "", "half made": HALF, "no index": STALE, "no marker": UNMARKED, "schema 2": VECTOR}
 
 
-@pytest.mark.parametrize("left", LEFT, ids=["whole", "half made", "no index", "no marker"])
-def test_a_file_of_schema_1_opens_with_all_it_holds(path: Path, tmp_path: Path, clock: Clock, left: str) -> None:
-    make(path, SCHEMA_1, ROWS_1, left)
+@pytest.mark.parametrize("left", LEFT)
+def test_a_file_of_an_older_schema_opens_with_all_it_holds(
+    path: Path, tmp_path: Path, clock: Clock, left: str
+) -> None:
+    make(path, SCHEMA_2 if left == "schema 2" else SCHEMA_1, ROWS_1, LEFT[left])
     with MemoryStore(path, clock=clock) as store:
         found = [(m.id, m.mentions, m.category, m.project, m.tags) for m in store.list_()]
         assert found == [(8, 5, "interest", "atlas", ()), (5, 2, "fact", "", ("depot",))]
@@ -1777,10 +1794,11 @@ def test_a_file_of_schema_1_opens_with_all_it_holds(path: Path, tmp_path: Path, 
         assert store.remember("Gate code is 7345").memory.mentions == 3 and store.remember(BEES).memory.id == 9
         assert [len(r["mention_log"]) for r in exported(store, tmp_path / "all.jsonl")] == [0, 2, 0, 0]
     sound(path)
-    make(tmp_path / "new.db", SCHEMA_2)
+    assert query(path, "SELECT count(*) FROM vectors") == [(int(left == "schema 2"),)]
+    make(tmp_path / "new.db", SCHEMA_3)
     made = "SELECT name FROM sqlite_master ORDER BY name"
     assert query(path, made) == query(tmp_path / "new.db", made)
-    assert query(path, "SELECT value FROM meta WHERE key = 'schema'") == [("2",)]
+    assert query(path, "SELECT value FROM meta WHERE key = 'schema'") == [("3",)]
 
 
 ALIKE = "CREATE TABLE memories (id, text); CREATE TABLE meta (key, value);"
@@ -1992,7 +2010,7 @@ def test_stats_count_by_status_and_say_how_the_file_is(store: MemoryStore, path:
     del stats["counts"]["fact"], counts["fact"]  # where the expired one is
     assert stats["counts"] == counts and [sum(of.values()) for of in counts.values()] == [10] * 8
     facts = [stats[name] for name in ("superseded", "path", "schema", "version")]
-    assert facts == [1, str(path), 2, mcp_memory.__version__]
+    assert facts == [1, str(path), 3, mcp_memory.__version__]
     v = sqlite3.sqlite_version_info
     affected = (3, 7, 0) <= v <= (3, 51, 2) and v not in ((3, 44, 6), (3, 50, 7))
     assert any("SQLite" in line for line in stats["health"]) == affected
