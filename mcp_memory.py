@@ -3076,6 +3076,7 @@ class Connection:
 
     def copies(self, what: str) -> str:
         """A path for a copy made before something that cannot be undone."""
+        _data_folder().mkdir(0o700, parents=True, exist_ok=True)
         return str(_data_folder() / f"memory.{what}.backup")
 
     def size(self) -> int:
