@@ -2344,6 +2344,8 @@ class MemoryStore:
     def _consolidate(self, where: str, params: Sequence[Any], now: float, dry_run: bool) -> list[Change]:
         """Memories of one space, project and category that say the same become one, step by step, until none do."""
         groups, changes, before = self._alike(where, params, now), list[Change](), -1
+        last = self._db.execute("SELECT max(run) FROM upkeep_log")[0][0] or 0.0
+        run = max(now, last + 0.001)  # so that runs are undone in order, whatever the clock does
         rows = {row["id"]: row for row in self._rows_by_id(sorted({i for group in groups for i in group}), "1")}
         times = {i: self._said(row) for i, row in rows.items()}
         while before < len(changes):
@@ -2352,7 +2354,7 @@ class MemoryStore:
                 gone, merged = {**loser, "superseded_at": now}, self._one_of_two(loser, winner, times)
                 both = ((loser, gone), (winner, merged))
                 step = [Change("consolidate", old["id"], *_differences(old, new)) for old, new in both]
-                if not dry_run and not self._carry_out(loser, winner, merged, step, now, len(changes)):
+                if not dry_run and not self._carry_out(loser, winner, merged, step, (now, run, len(changes))):
                     return changes  # somebody changed them meanwhile: the next run looks again
                 rows[loser["id"]], rows[winner["id"]] = gone, merged
                 changes += step
@@ -2397,18 +2399,21 @@ class MemoryStore:
         key = forward(row["category"], row["mentions"], row["mentioned_at"], self.policy)
         return {**row, "terms": terms, "forward": key}
 
-    def _carry_out(self, loser: Row, winner: Row, merged: Row, step: list[Change], run: float, n: int) -> bool:
+    def _carry_out(
+        self, loser: Row, winner: Row, merged: Row, step: list[Change], at: tuple[float, float, int]
+    ) -> bool:
         """One step of consolidation, if both memories are still as they were read."""
-        both = {**_guard(winner), **{f"{k}_loser": v for k, v in _guard(loser).items()}, "run": run}
+        both = {**_guard(winner), **{f"{k}_loser": v for k, v in _guard(loser).items()}}
+        both |= dict(zip(("now", "run", "step"), at))
         lost = re.sub(r":_(\w+)", r":_\1_loser", GUARD)
-        ours = "EXISTS (SELECT 1 FROM memories WHERE id = :_id_loser AND superseded_at = :run)"
+        ours = "EXISTS (SELECT 1 FROM memories WHERE id = :_id_loser AND superseded_at = :now)"
         changed = {name: value for name, value in merged.items() if value != winner[name]}
         changed = changed or {"source": winner["source"]}
         log = f"INSERT INTO upkeep_log SELECT :run, :step, :id, :before, :after WHERE {ours} ON CONFLICT DO NOTHING"
-        entries = [{"step": n, "id": c.id, "before": json.dumps(c.before), "after": json.dumps(c.after)} for c in step]
-        first = f"""UPDATE memories SET superseded_at = :run WHERE {lost}
+        entries = [{"id": c.id, "before": json.dumps(c.before), "after": json.dumps(c.after)} for c in step]
+        first = f"""UPDATE memories SET superseded_at = :now WHERE {lost}
             AND EXISTS (SELECT 1 FROM memories WHERE {GUARD})"""
-        link = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT :_id, :_id_loser, 'updates', :run
+        link = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT :_id, :_id_loser, 'updates', :now
             WHERE {ours} ON CONFLICT DO NOTHING"""
         done = self._db.batch([
             (f"{first} RETURNING id", both), *((log, {**both, **entry}) for entry in entries), (link, both),
@@ -2436,7 +2441,8 @@ class MemoryStore:
             unlink = """DELETE FROM links WHERE to_id = ? AND kind = 'updates' AND created_at = ?
                 AND to_id IN (SELECT id FROM memories WHERE superseded_at IS NULL)"""
             unlog = ("DELETE FROM upkeep_log WHERE run = ? AND step = ? AND memory_id = ?", (run, step, id))
-            done = self._db.batch([(undo, {**again, **_guard(row)}), (unlink, (id, run)), unlog])
+            link = (unlink, (id, became.get("superseded_at")))
+            done = self._db.batch([(undo, {**again, **_guard(row)}), link, unlog])
             told = _differences(row, again) if done[0] else ({}, {"kept": "a newer memory says the same"})
             changes.append(Change("undo", id, *told))
         return changes

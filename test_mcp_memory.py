@@ -1,11 +1,13 @@
 """Tests of mcp_memory.py in its own order; time is moved by a clock, processes and kills are real."""
 
+import hashlib
 import inspect
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -80,7 +83,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Node(BaseHTTPRequestHandler):
-    """A stand-in for one rqlite node over a SQLite file; `faults` of the server happen to coming writes, `down` to all."""
+    """A stand-in for one rqlite node over a SQLite file: `faults` of the server befall coming writes, `down` all."""
 
     protocol_version, wbufsize = "HTTP/1.1", 1 << 16
 
@@ -2224,7 +2227,7 @@ CASES = [(who, place, rights) for who in PEOPLE for place, rights in zip(PLACES,
 
 @pytest.fixture
 def town(path: Path, clock: Clock) -> Path:
-    """Three memories, #1 of a person, #2 of a team, #3 of an organisation, each with a repeat and a link of its kind."""
+    """Three memories, #1 of a person, #2 of a team, #3 of an organisation, each repeated and linked from another."""
     for place, text in PLACES.items():
         who = replace(ALICE, admin=True)
         with MemoryStore(path, clock=clock, identity=who) as store:
@@ -2343,10 +2346,10 @@ def test_a_memory_is_shared_as_it_is(store: MemoryStore, clock: Clock) -> None:
     clock.later(days=30)
     store.remember("Loom four squeaks loudly in winter!")
     before = store.get(2)
-    for wrong, said in (({}, "space=shared"), ({"space": "both"}, "Say personal or shared"), ({"space": "org:acme"}, "admins"),
-                        ({"space": "team:x"}, "No space")):  # fmt: skip
+    wrong = {"": "space=shared", "both": "Say personal or shared", "org:acme": "admins", "team:x": "No space"}
+    for space, said in wrong.items():
         with pytest.raises(MemoryStoreError, match=said):
-            store.remember("#2", **wrong)
+            store.remember("#2", space=space)
     done = store.remember("share #2", space="shared")
     assert done.outcome == "updated" and done.memory == replace(before, space="team:eng") == store.get(2)
     assert store.remember("#2", space="shared").outcome == "noted"
@@ -2399,11 +2402,11 @@ def messy(store: MemoryStore, clock: Clock, n: int = 1000) -> None:
     for i in range(n):
         thing, born = i // 7, clock() - (i * 7919 % 730) * DAY
         lamp = f"lamp{thing}x in hall seven"
-        text = (f"User keeps {lamp}", f"The user keeps {lamp}!!", f"Keeps lamp{thing}x in hall 7 \u2728", f"User keeps {lamp} "
-                "beside the old stove", f"User keeps {lamp.replace('seven', 'nine')}", f"User no longer keeps {lamp}",
-                f"User KEEPS the {lamp}")[i % 7]  # fmt: skip
-        lines.append({"content": text, "category": kinds[thing % 5], "created_at": born, "mentions": 1 + i % 3,
-                      "mentioned_at": born + DAY, "project": ["", "atlas"][thing % 2], "tags": [f"t{i % 7}"]})  # fmt: skip
+        texts = (f"User keeps {lamp}", f"The user keeps {lamp}!!", f"Keeps lamp{thing}x in hall 7 \u2728",
+                 f"User keeps {lamp} beside the old stove", f"User keeps {lamp.replace('seven', 'nine')}",
+                 f"User no longer keeps {lamp}", f"User KEEPS the {lamp}")  # fmt: skip
+        lines.append({"content": texts[i % 7], "category": kinds[thing % 5], "created_at": born, "mentions": 1 + i % 3})
+        lines[-1] |= {"mentioned_at": born + DAY, "project": ["", "atlas"][thing % 2], "tags": [f"t{i % 7}"]}
     store.import_(map(json.dumps, lines))
 
 
@@ -2452,8 +2455,9 @@ def test_mentions_of_two_that_say_the_same_are_counted_once_within_the_window(st
     log = [{"mentioned_at": at, "counted": 1} for at in (said[2], said[4])]
     one = {"content": "How are kilns fired?", "category": "question", "created_at": said[0], "mentions": 3,
            "mentioned_at": said[4], "mention_log": log, "tags": ["clay"]}  # fmt: skip
-    two = {"content": "The user asked how kilns are fired?", "category": "question", "created_at": said[1], "mentions": 4,
-           "mentioned_at": said[3], "mention_log": [{"mentioned_at": said[3], "counted": 1}], "keywords": ["pottery"]}  # fmt: skip
+    two = {"content": "The user asked how kilns are fired?", "category": "question", "created_at": said[1],
+           "mentions": 4, "mentioned_at": said[3], "mention_log": [{"mentioned_at": said[3], "counted": 1}],
+           "keywords": ["pottery"]}  # fmt: skip
     store.import_([json.dumps(one), json.dumps(two)])
     (gone, kept) = store.upkeep("consolidate")
     (memory,) = store.recall("kilns")
@@ -2529,20 +2533,17 @@ with MemoryStore(sys.argv[1], clock=lambda: float(sys.argv[2])) as s:
 
 def test_upkeep_serves_all_spaces_only_where_it_is_told_to(town: Path, clock: Clock) -> None:
     with MemoryStore(town, clock=clock, identity=replace(ALICE, admin=True)) as store:
-        store.import_([json.dumps({"content": f"{text}!!", "space": place if place != "personal" else None}) for place, text
-                       in PLACES.items()])  # fmt: skip
-        twins = [
-            json.dumps({"content": f"Well, {text}", "space": None if place == "personal" else place})
-            for place, text in PLACES.items()
-        ]
-        store.import_(twins)
+        for place, text in PLACES.items():
+            store.import_([json.dumps({"content": f"Yes, {text}", "space": place})])
+    for who, changed in ((EVE, 0), (CAROL, 0), (BOB, 1), (ALICE, 2), (DORA, 1)):
+        with MemoryStore(town, clock=clock, identity=who) as store:
+            assert len(store.upkeep("consolidate", dry_run=True)) == 2 * changed
     with MemoryStore(town, clock=clock, identity=EVE) as store:
-        assert store.upkeep() == []
+        assert len(store.upkeep(everywhere=True)) == 6 and store.undo_upkeep() == []  # not hers to take back
     with MemoryStore(town, clock=clock, identity=CAROL) as store:
-        assert store.upkeep(dry_run=True) == []
-    with MemoryStore(town, clock=clock, identity=EVE) as store:
-        store.upkeep(everywhere=True)
-        assert store.undo_upkeep() == []  # not hers to take back
+        assert store.undo_upkeep() == [] and len(store.list_()) == 2
+    with MemoryStore(town, clock=clock, identity=ALICE) as store:
+        assert len(store.undo_upkeep()) == 4
 
 
 def test_a_wrong_index_or_column_is_found_and_mended(path: Path, clock: Clock) -> None:
@@ -2897,8 +2898,8 @@ def test_a_write_counts_once_however_often_it_is_sent(
     with node(path) as one, node(path) as two:
         url = f"{one.url},{two.address}"
         with MemoryStore(url, clock=clock, policy=Policy(debounce_hours=0)) as store:
-            for n, (text, outcome) in enumerate(((BEES, "stored"), (BEES, "reinforced"), (f"{BEES} on the roof", "stored"),
-                                                 (SAILS, "stored"))):  # fmt: skip
+            calls = ((BEES, "stored"), (BEES, "reinforced"), (f"{BEES} on the roof", "stored"), (SAILS, "stored"))
+            for n, (text, outcome) in enumerate(calls):
                 one.faults[:], two.faults[:] = faults[::2], faults[1::2]
                 clock.later(hours=n)
                 done = store.remember(text)
@@ -2911,16 +2912,16 @@ def test_a_write_counts_once_however_often_it_is_sent(
                 one.faults[:], two.faults[:] = faults[::2], faults[1::2]
                 call()
             assert store.get(1).superseded_at is None and count(path) == 3
-            lines = [json.dumps({"content": f"Crate {i % 3}", "created_at": T0 + i, "superseded_at": T0 + 9 if i < 2 else None})
-                     for i in range(6)]  # fmt: skip
+            crates = ({"content": f"Crate {i % 3}", "created_at": T0 + i} for i in range(6))
+            lines = [
+                json.dumps({**crate, **({"superseded_at": T0 + 9} if i < 2 else {})}) for i, crate in enumerate(crates)
+            ]
             one.faults[:], two.faults[:] = faults[::2], faults[1::2]
             store.import_(lines)
         with MemoryStore(tmp_path / "same.db", clock=clock) as other:
             other.import_(lines)
-    crates = (
-        "SELECT content, mentions, created_at, superseded_at FROM memories WHERE content LIKE 'Crate%' ORDER BY 1, 3"
-    )
-    assert query(path, crates) == query(tmp_path / "same.db", crates)
+    same = "SELECT content, mentions, created_at, superseded_at FROM memories WHERE content LIKE 'Crate%' ORDER BY 1, 3"
+    assert query(path, same) == query(tmp_path / "same.db", same)
     logged = query(path, "SELECT count(*) FROM mention_log WHERE memory_id = 1")
     assert logged == [(1,)] and query(path, "SELECT count(*) FROM links WHERE kind = 'updates'") == [(0,)]
     sound(path)
@@ -2946,11 +2947,12 @@ def test_many_writers_on_a_failing_cluster_lose_and_double_nothing(path: Path) -
 
 
 def test_without_a_quorum_nothing_is_saved_and_reading_goes_on(path: Path, clock: Clock) -> None:
+    quick, nothing = Policy(busy_seconds=0.2), "nothing was saved"
+    ends = {"leader": nothing, "top": nothing, "503": nothing, "silence": "say it again, it counts once"}
     with node(path) as one, node(path) as two:
-        with MemoryStore(f"{one.url},{two.url}", clock=clock, policy=Policy(busy_seconds=0.2)) as store:
+        with MemoryStore(f"{one.url},{two.url}", clock=clock, policy=quick) as store:
             store.remember(BEES)
-            for down, said in (("leader", "nothing was saved"), ("top", "nothing was saved"), ("503", "nothing was saved"),
-                               ("silence", "say it again, it counts once")):  # fmt: skip
+            for down, said in ends.items():
                 one.down = two.down = down
                 with pytest.raises(mcp_memory.StoreBusy, match=f"No quorum.*{said}"):
                     store.remember(SAILS)
@@ -2968,7 +2970,7 @@ def test_without_a_quorum_nothing_is_saved_and_reading_goes_on(path: Path, clock
 def test_a_cluster_asks_for_its_password_and_tells_it_to_nobody(path: Path, capsys: Capsys) -> None:
     with node(path, login="ann:pass@w:rd") as server:
         for login in ("", "ann:wrong@"):
-            with pytest.raises(MemoryStoreError, match="refused: nothing was saved. Check the user and password"):
+            with pytest.raises(MemoryStoreError, match=r"refused: nothing was saved\. Check the user and password"):
                 MemoryStore(f"http://{login}{server.address}").remember(BEES)
         url = f"http://ann:pass%40w%3Ard@{server.address},127.0.0.1:9"
         with MemoryStore(url) as store:
@@ -2979,7 +2981,7 @@ def test_a_cluster_asks_for_its_password_and_tells_it_to_nobody(path: Path, caps
         )
         assert json.loads(cli("recall", "bees", "--json", db=url).stdout)["memories"][0]["content"] == BEES
         server.mute = True  # as before 8.23
-        with pytest.raises(MemoryStoreError, match="8.23"), MemoryStore(url) as store:
+        with pytest.raises(MemoryStoreError, match=r"8\.23"), MemoryStore(url) as store:
             store.remember(SAILS)
     for odd in ("http://", "http://,a:4001", "https://ann@"):
         with pytest.raises(MemoryStoreError, match="No node"):
@@ -3693,6 +3695,240 @@ def test_the_sdks_own_client_lists_remembers_recalls_and_forgets(path: Path, way
     anyio.run(go)
 
 
+class Served:
+    """A real HTTP server in a process of its own, and requests to it."""
+
+    def __init__(self, db: Path, *args: str, **env: str) -> None:
+        self.db = db
+        command = [sys.executable, str(MODULE), "--db", str(db), "serve", "--http", "--port", "0", *args]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
+        self.greeting = self.process.stderr.readline()
+        found = re.search(r"http://[^/]*:(\d+)/mcp", self.greeting)
+        assert found, self.greeting
+        self.port = int(found[1])
+
+    def ask(self, method: str, path: str, body: Any = None, token: str = "", **headers: str) -> tuple[int, Any, str]:
+        http = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        sent = {"Authorization": f"Bearer {token}"} if token else {}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            http.request(method, path, body, sent)
+            answer = http.getresponse()
+            return answer.status, answer.headers, answer.read().decode()
+        finally:
+            http.close()
+
+    def rpc(self, token: str, method: str, **params: Any) -> Any:
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        kind = {"Content_Type": "application/json", "Accept": "application/json"}
+        status, _, text = self.ask("POST", "/mcp", body, token, **kind)
+        return json.loads(text) if status == 200 else status
+
+    def tool(self, token: str, name: str, **arguments: Any) -> str:
+        return str(self.rpc(token, "tools/call", name=name, arguments=arguments)["result"]["content"][0]["text"])
+
+    def page(self, token: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, Any, str]:
+        login = b64encode(f"anyone:{token}".encode()).decode()
+        return self.ask(method, "/", body, Authorization=f"Basic {login}", **headers)
+
+    def stop(self) -> str:
+        """End it as an operator would; what else it printed."""
+        self.process.terminate()
+        out, err = self.process.communicate(timeout=10)
+        assert self.process.returncode == 0
+        return str(out + err)
+
+
+def token(db: Path, *args: str) -> str:
+    return str(cli("token", "add", *args, db=db).stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str, str]]:
+    """A server and the tokens of two people of one team and of a third."""
+    db = tmp_path_factory.mktemp("web") / "memory.db"
+    tokens = [
+        token(db, *who) for who in (("Ann", "--team", "eng"), ("bob", "--team", "eng"), ("eve", "--team", "sales"))
+    ]
+    served = Served(db)
+    served.tool(tokens[0], "remember", content="Ann hides the brandy in the clock")
+    served.tool(tokens[0], "remember", content="The forge is lit on Mondays", space="shared")
+    yield (served, *tokens)  # type: ignore[misc]
+    assert served.stop() == "" and not any(held in served.greeting for held in ("brandy", *tokens))
+
+
+Web = tuple[Served, str, str, str]
+ROUTES = [("GET", "/health"), ("GET", "/"), ("POST", "/"), ("POST", "/mcp"), ("GET", "/mcp"), ("GET", "/no/such")]
+
+
+def test_off_loopback_nothing_is_served_before_there_is_a_token(path: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.7"):
+        refused = cli("serve", "--http", "--host", host, "--port", "0", db=path, check=False)
+        assert refused.returncode == 1 and "token add NAME" in refused.stderr and refused.stdout == ""
+    expired = token(path, "ann", "--expires", "1s")
+    with MemoryStore(path, clock=lambda: time.time() + 5) as store:
+        assert store.identify(expired) is None and store.identify("mdm_") is None
+    token(path, "ann")
+    assert "Cannot listen" in cli("serve", "--http", "--host", "192.0.2.7", "--port", "1", db=path, check=False).stderr
+    served = Served(path, "--host", "0.0.0.0", "--allow-host", "memory.example.org")
+    for host, status in (
+        ("memory.example.org", 200),
+        ("memory.example.org:443", 200),
+        ("localhost:1", 200),
+        ("example.org", 421),
+    ):
+        assert served.ask("GET", "/health", Host=host)[0] == status
+    assert served.stop() == ""
+
+
+@pytest.mark.parametrize(("method", "route"), ROUTES)
+def test_every_route_checks_host_and_origin_and_shows_nothing_without_a_token(
+    web: Web, method: str, route: str
+) -> None:
+    served, ann, _, _ = web
+    for bad in ("", "mdm_x", ann[:-1], ann + "x", "\u00fc"):
+        status, headers, text = served.ask(method, route, "{}" if method == "POST" else None, bad)
+        assert status in ((200,) if route == "/health" else (404,) if route == "/no/such" else (401, 429))
+        assert (
+            "brandy" not in text and "mdm_" not in text and not [name for name in headers if "Access-Control" in name]
+        )
+    for name, value, refused in (("Host", "evil.example", 421), ("Host", f"127.0.0.1.evil.example:{served.port}", 421),
+                                 ("Origin", "http://evil.example", 403), ("Origin", "null", 403),
+                                 ("Origin", "http://localhost.evil.example", 403)):  # fmt: skip
+        for kind in (served.ask, lambda *a, **h: served.page(ann, a[0], **h) if a[1] == "/" else served.ask(*a, **h)):
+            assert kind(method, route, "" if method == "POST" else None, **{name: value})[0] == refused  # type: ignore[operator]
+    assert served.ask("OPTIONS", route, Origin=f"http://localhost:{served.port}")[0] in (401, 404, 405, 429)
+
+
+def test_each_token_sees_what_its_owner_may_and_ids_tell_nothing(web: Web) -> None:
+    served, ann, bob, eve = web
+    assert "brandy" in served.tool(ann, "recall", query="brandy") and "forge" in served.tool(
+        bob, "recall", query="forge"
+    )
+    for who, id in ((bob, 1), (eve, 1), (eve, 2)):
+        for tool, argument in (("recall", "query"), ("forget", "target")):
+            told, missing = (served.tool(who, tool, **{argument: f"#{n}"}) for n in (id, 77))
+            assert told.replace(f"#{id}", "") == missing.replace("#77", "")
+        for n in (id, 77):
+            assert "error" in served.rpc(who, "resources/read", uri=f"memory://{n}")
+        assert "There is no memory" in served.tool(who, "remember", content="x y", updates=str(id))
+        whole = "".join(str(served.rpc(who, "resources/read", uri=f"memory://{part}")) for part in (
+            "summary", "recent", "categories", "personal/summary", "shared/summary")) + served.page(who)[2]  # fmt: skip
+        assert "brandy" not in whole and ("forge" in whole) == (who is bob)
+
+
+def test_answers_of_many_people_at_once_are_never_mixed(web: Web) -> None:
+    served, *people = web
+
+    def talk(n: int) -> list[str]:
+        who = people[n % 3]
+        served.tool(who, "remember", content=f"Owl{n % 3} of nest{n} hoots")
+        return [served.tool(who, "recall", query="owl0 owl1 owl2 hoots", limit=50) for _ in range(4)]
+
+    with ThreadPoolExecutor(12) as pool:
+        for n, told in enumerate(pool.map(talk, range(36))):
+            assert all(set(re.findall(r"Owl(\d)", text)) == {str(n % 3)} for text in told)
+    assert query(served.db, "SELECT count(*), sum(mentions) FROM memories WHERE content LIKE 'Owl%'") == [(36, 36)]
+
+
+@LINUX
+def test_a_body_too_large_or_too_slow_and_idle_connections_stop_nobody(web: Web) -> None:
+    served, ann, _, _ = web
+
+    def rss() -> int:
+        return int(Path(f"/proc/{served.process.pid}/statm").read_text().split()[1]) * 4096
+
+    before, block = rss(), b"x" * 65536
+
+    def flood() -> Iterator[bytes]:
+        yield from (block for _ in range(3200))  # 200 MB
+
+    for body, headers in (
+        (flood(), {"Transfer_Encoding": "chunked"}),
+        (flood(), {"Content_Length": str(3200 * 65536)}),
+    ):
+        with suppress(OSError):  # cut off while it sends
+            assert served.ask("POST", "/mcp", body, ann, **headers)[0] == 413
+    waiting = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
+    for i, each in enumerate(waiting):
+        each.sendall(
+            [
+                b"",
+                b"POST /mcp HTTP/1.1\r\nHost: loc",
+                b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+            ][i % 3]
+        )
+    start = time.monotonic()
+    assert "brandy" in served.tool(ann, "recall", query="brandy") and time.monotonic() - start < 5
+    for each in waiting:
+        each.close()
+    assert rss() - before < 50e6
+
+
+def test_bad_tokens_are_slowed_and_good_ones_are_not(path: Path) -> None:
+    good = token(path, "ann")
+    served = Served(path)
+    assert [served.ask("GET", "/", None, "mdm_guess")[0] for _ in range(25)] == [401] * 20 + [429] * 5
+    assert served.page(good)[0] == 200 and served.page("mdm_other")[0] == 429
+    assert served.stop() == ""
+
+
+def test_a_revoked_token_is_void_at_once_and_never_stored_in_words(path: Path) -> None:
+    good = token(path, "ann", "--expires", "90d")
+    listed = json.loads(cli("token", "list", "--json", db=path).stdout)["tokens"]
+    ((id, held),) = listed.items()
+    assert held["identity"] == {"user": "ann", "teams": [], "org": None, "admin": False} and good.encode() not in raw(
+        path
+    )
+    served = Served(path)
+    assert served.page(good)[0] == 200
+    assert cli("token", "revoke", id, db=path).returncode == 0 and served.page(good)[0] == 401
+    assert served.stop() == ""
+    for wrong in (["revoke", "0"], ["revoke"], ["add"], ["add", "a b"], ["add", "ann", "--expires", "-1d"]):
+        assert (
+            "Nothing" in (said := cli("token", *wrong, db=path, check=False).stderr)
+            or "othing was" in said
+            or "no name" in said
+        )
+
+
+def test_three_doors_to_one_file_lose_nothing(path: Path, start: Start) -> None:
+    who, n = token(path, "me"), 40
+    served, client = Served(path), start(path)
+    doors: tuple[Callable[[int], Any], ...] = (
+        lambda i: served.tool(who, "remember", content=f"Web {i}w"),
+        lambda i: client.tool("remember", content=f"Pipe {i}p"),
+        lambda i: cli("remember", f"Shell {i}s", db=path) if i < 10 else None,
+    )
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda door: [door(i) for i in range(n)], doors))
+    assert served.stop() == "" and client.close() == 0
+    assert count(path) == 2 * n + 10 and len(alone(path)) == 2 * n + 10
+    sound(path)
+
+
+@pytest.mark.parametrize("door", ["stdio", "http"])
+def test_a_server_keeps_the_store_in_order_beside_its_requests(path: Path, start: Start, door: str) -> None:
+    with MemoryStore(path, policy=QUICK) as store:
+        store.import_(json.dumps({"content": text}) for text in ("User keeps red bees", "The user keeps red bees"))
+    who = token(path, "me")
+    running: Any = (
+        start(path, MCP_MEMORY_UPKEEP_SECONDS="1") if door == "stdio" else Served(path, MCP_MEMORY_UPKEEP_SECONDS="1")
+    )
+    live = "SELECT count(*) FROM memories WHERE superseded_at IS NULL"
+    deadline = time.monotonic() + 15
+    while query(path, live) != [(1,)] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert query(path, live) == [(1,)]
+    assert (
+        running.close() == 0
+        if door == "stdio"
+        else "red bees" in running.tool(who, "recall", query="bees") and running.stop() == ""
+    )
+
+
 # --- Command line ---
 
 EVIL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -4043,6 +4279,96 @@ def test_the_tools_and_prompts_of_the_readme_are_the_servers(shared: Client) -> 
     assert {p["name"] for p in shared.request("prompts/list")["prompts"]} == set(prompts.split(", "))
     outcomes = re.search(r"The reply tells which: (.*?)\.", " ".join(TOLD.split()))
     assert outcomes and re.split(", | or ", outcomes[1]) == "stored reinforced promoted reborn noted updated".split()
+
+
+def test_the_verbs_of_a_team_and_of_upkeep_work_on_the_command_line(path: Path, tmp_path: Path) -> None:
+    env = {"MCP_MEMORY_TEAMS": "eng", "MCP_MEMORY_USER": "ann"}
+    for text in ("User keeps red bees", "The forge is lit"):
+        cli("remember", text, db=path, env=env)
+    assert "Moved to team:eng" in cli("share", "2", db=path, env=env).stdout
+    assert "team:eng: 1, user:ann: 1" in cli("page", str(tmp_path / "a.html"), db=path, env=env).stdout + (
+        tmp_path / "a.html").read_text(encoding="utf-8")  # fmt: skip
+    assert (
+        "forge" not in cli("list", "--space", "personal", db=path, env=env).stdout
+        and "spaces: " in cli("stats", db=path, env=env).stdout
+    )
+    assert "share no space" in cli("remember", "x y", "--space", "shared", db=path, check=False).stderr
+    cli("import", db=path, env=env, stdin=json.dumps({"content": "The user keeps red bees"}))
+    planned, done, undone = (cli("upkeep", *how, db=path, env=env).stdout for how in (["--dry-run"], [], ["--undo"]))
+    assert planned.split(" -> ")[0] == done.split(" -> ")[0] and "consolidate #" in done and "undo #" in undone
+    assert "Nothing to change" in cli("upkeep", "--undo", db=path, env=env).stdout
+    cli(
+        "import", db=path, env=env, stdin=json.dumps({"content": "User asked about gneiss", "created_at": "2020-01-01"})
+    )
+    dry, real = (cli("forget", "--dead-for", "180d", *yes, db=path, env=env).stdout for yes in ([], ["--yes"]))
+    assert "Nothing was erased" in dry and "gneiss" in dry and "Erased for good: 1" in real and "gneiss" in real
+    assert cli("page", str(tmp_path / "a.html"), db=path, check=False).returncode == 1  # it exists
+
+
+def markup(text: str) -> Any:
+    """A page as elements: (tag, attributes) in order, and its visible text."""
+    from html.parser import HTMLParser
+
+    tags: list[tuple[str, dict[str, str | None]]] = []
+    words: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append((tag, dict(attrs)))
+
+        def handle_data(self, data: str) -> None:
+            words.append(data)
+
+    Reader().feed(text)
+    return tags, " ".join(words)
+
+
+def test_the_page_shows_what_is_known_and_how_it_will_fade_and_runs_nothing(store: MemoryStore, clock: Clock) -> None:
+    hostile = '"><img src=x onerror=alert(1)><script>alert(2)</script> &amp; \u202e\x1b[31m'
+    for text, kind in ((hostile, "fact"), ("User is called Ada", "core"), ("User asked about gneiss", "one-time")):
+        store.remember(text, kind)
+    clock.later(days=30)
+    text = mcp_memory.page(store)
+    tags, words = markup(text)
+    used = {tag for tag, _ in tags}
+    assert used.isdisjoint({"script", "img", "iframe", "link", "form", "object", "a"})
+    assert not [
+        name
+        for _, attributes in tags
+        for name in attributes
+        if name.startswith("on") or name in ("src", "href", "style")
+    ]
+    assert '"><img src=x onerror=alert(1)><script>' in words and "\x1b" not in text and "\u202e" not in text
+    style = hashlib.sha256(re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1].encode()).digest()
+    (policy,) = (a["content"] for tag, a in tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert f"style-src 'sha256-{b64encode(style).decode()}'" in policy and "default-src 'none'" in policy
+    assert [word for word in ("ACTIVE (2)", "DEAD (1)", "user:me: 3", "never fades") if word not in words] == []
+    curves = [[float(y) for y in re.findall(r",([\d.]+)", a["points"])] for tag, a in tags if tag == "polyline"]
+    assert len(curves) == 3 and curves[0] == [2.0] * 31 and all(c == sorted(c) for c in curves)  # y grows downwards
+    label = next(a["aria-label"] for tag, a in tags if tag == "svg")
+    assert label == "relevance 1.000 now, 1.000 in 90 days"
+    assert [a for tag, a in tags if tag == "html"] == [{"lang": "en"}] and "viewport" in str(tags)
+
+
+def test_search_and_forget_on_the_page_ask_twice_and_erase_once(web: Web) -> None:
+    served, ann, bob, eve = web
+    served.tool(ann, "remember", content="The verdigris ladle is in the loft", space="shared")
+    post = {"Content_Type": "application/x-www-form-urlencoded"}
+    status, headers, text = served.page(ann, "POST", "q=verdigris", **post)
+    assert status == 200 and "ladle" in text and "brandy" not in text and headers["Cache-Control"] == "no-store"
+    assert (
+        "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Referrer-Policy"] == "same-origin"
+    )
+    tags, _ = markup(text)
+    id = next(a["value"] for tag, a in tags if a.get("name") == "forget")
+    assert [tag for tag, _ in tags if tag in ("details", "summary")] == ["details", "summary"]
+    for who in (eve,):
+        assert "no single memory" in served.page(who, "POST", f"forget={id}", **post)[2]
+    assert served.page(ann, "POST", f"forget={id}", Origin="http://evil.example", **post)[0] == 403
+    assert "ladle" in served.page(bob, "POST", "q=ladle", **post)[2]
+    assert "Erased for good" in served.page(bob, "POST", f"forget={id}", **post)[2]
+    assert "no single memory" in served.page(bob, "POST", f"forget={id}", **post)[2]
+    assert "verdigris" not in served.page(ann)[2] and b"verdigris" not in raw(served.db)
 
 
 # --- Benchmarks ---
