@@ -173,7 +173,10 @@ class Identity:
 
     @classmethod
     def from_environment(cls) -> "Identity":
-        """Read MCP_MEMORY_USER, _TEAMS (with commas), _ORG and _ADMIN; without them one person in no team."""
+        """Read MCP_MEMORY_USER, MCP_MEMORY_TEAMS (with commas), MCP_MEMORY_ORG and MCP_MEMORY_ADMIN (1 or 0).
+
+        Without them: one person, in no team.
+        """
         user, teams, org, admin = (
             os.environ.get(f"MCP_MEMORY_{name}", "").strip() for name in ("USER", "TEAMS", "ORG", "ADMIN")
         )
@@ -1727,9 +1730,9 @@ class MemoryStore:
         self, *, limit: Any = None, category: Any = None, tags: Any = (), project: str | None = None, at: Any = None,
         space: str | None = None,
     ) -> Recalled:  # fmt: skip
-        """All memories of a view, DEAD ones too, the most relevant first; arguments as for `recall`."""
-        now = self._begin()
-        return self._top(self._view(now, category, tags, project, None, None, at, space), self._limit(limit), dead=True)
+        """Memories of a view, DEAD ones too, the most relevant first; arguments as for `recall`, limit inf: all."""
+        now, most = self._begin(), sys.maxsize if limit == math.inf else self._limit(limit)
+        return self._top(self._view(now, category, tags, project, None, None, at, space), most, dead=True)
 
     def get(self, id: Any) -> Memory:
         """One memory by id, superseded and expired ones too. Raises MemoryNotFound."""
@@ -3792,8 +3795,11 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
         if get_access_token() is None:
             ask = {"WWW-Authenticate": 'Basic realm="memory: any name, the token as password", charset="UTF-8"'}
             return PlainTextResponse("A token is needed: any user name, and the token as password.", 401, ask)
-        form = {k: v[0] for k, v in parse_qs((await request.body()).decode("utf-8", "replace")).items()}
-        told = await run_sync(_page_answer, store, form)
+        origin = request.headers.get("origin", "")
+        if request.method == "POST" and origin.partition("//")[2] not in ("", request.headers["host"]):
+            return PlainTextResponse("This was sent by another page: refused.", 403)
+        form = parse_qs((await request.body()).decode("utf-8", "replace"))
+        told = await run_sync(_page_answer, store, request.query_params.get("q", ""), form.get("forget", [""])[0])
         return HTMLResponse(told, headers={"Content-Security-Policy": f"{PAGE_POLICY}; frame-ancestors 'none'"})
 
     server.custom_route("/health", methods=["GET"])(health)
@@ -3942,20 +3948,22 @@ def _watch_parent(store: MemoryStore, parent: int) -> None:
 # --- Command line ---
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #6b7280; --on: #0a7d38; --off: #b45309; }
+:root { color-scheme: light dark; --soft: #5f6672; --on: #0a7d38; --off: #b45309; }
 @media (prefers-color-scheme: dark) { :root { --soft: #9ca3af; --on: #4ade80; --off: #fbbf24; } }
 body { font: 16px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; border-bottom: 1px solid var(--line); margin-top: 2rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; margin: .5rem 0; }
-input, button { font: inherit; padding: .45rem .7rem; border: 1px solid var(--line); border-radius: .4rem; }
-input[type=search] { flex: 1 1 12rem; min-width: 0; }
-:focus-visible { outline: 3px solid #3b82f6; outline-offset: 2px; }
+input, button { font: inherit; padding: .45rem .7rem; border: 1px solid var(--soft); border-radius: .4rem; }
+input { background: Canvas; color: CanvasText; flex: 1 1 12rem; min-width: 0; }
+::placeholder { color: var(--soft); opacity: 1; } :focus-visible { outline: 3px solid #3b82f6; outline-offset: 2px; }
 article { display: grid; grid-template-columns: 1fr 10rem; gap: .2rem 1rem; padding: .6rem 0;
-  border-bottom: 1px solid var(--line); }
-article p { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; } small, table, summary { color: var(--soft); }
-svg { width: 10rem; height: 2.6rem; } polyline { fill: none; stroke: currentColor; stroke-width: 1.5; }
+  border-top: 1px solid #8884; }
+article p { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+small, summary, table { color: var(--soft); font-size: .85rem; } summary { width: fit-content; padding: .15rem 0; }
+svg { width: 10rem; height: auto; } polyline { fill: none; stroke: currentColor; stroke-width: 1.5; }
 .ACTIVE svg { color: var(--on); } .FADING svg { color: var(--off); } .DEAD svg { color: var(--soft); }
-svg line { stroke: var(--line); stroke-dasharray: 2 2; } td, th { padding: .1rem .8rem .1rem 0; text-align: left; }
+svg line { stroke: #888; stroke-width: .6; stroke-dasharray: 2 2; } td, th { padding: .1rem .8rem .1rem 0; }
+th { text-align: left; } td { text-align: right; }
 .note { white-space: pre-wrap; border-left: 3px solid var(--off); padding-left: .6rem; }
 @media (max-width: 34rem) { article { grid-template-columns: 1fr; } }
 """
@@ -3967,68 +3975,69 @@ AHEAD = 90  # days that a curve shows
 
 
 def page(store: MemoryStore, query: str = "", note: str = "", forms: bool = False) -> str:
-    """An HTML page of what the store's identity may see: memories with a curve of their decay, counts, summary.
+    """An HTML page of what the store's identity may see: memories with a curve of their decay, and counts.
 
-    query: only what it finds, else all, the most relevant first. note: what to say on top. forms: whether it can
-    search and forget, as a server's page.
+    query: only what it finds, best first; else all by status, the most relevant first. note: what to say on top.
+    forms: whether it can search and forget, as the page of a server; else it shows everything.
     """
-    found = store.recall(query, limit=store.policy.max_limit) if query else store.list_(limit=store.policy.max_limit)
-    stats = store.stats()
-    rows = "".join(
-        f"<tr><th>{k}<td>" + "<td>".join(f"{n} {name}" for name, n in c.items()) for k, c in stats["counts"].items()
-    )
-    spaces = ", ".join(f"{_html(space)}: {n}" for space, n in stats["spaces"].items()) or "none yet"
-    search = f"""<form method="post" role="search"><input type="search" name="q" value="{_html(query)}"
+    most = store.policy.max_limit if forms else math.inf
+    found = store.recall(query, limit=most) if query else store.list_(limit=most)
+    stats, policy = store.stats(), store.policy
+    counts = {state: sum(of[state] for of in stats["counts"].values()) for state in COLOURS}
+    groups = {f"Found ({len(found)})": list(found)} if query else {
+        f"{state} ({counts[state]})": [m for m in found if m.status == state] for state in COLOURS}  # fmt: skip
+    parts = [f"<p class=note role=status dir=auto>{_html(text[:2000])}</p>" for text in (note, found.note) if text]
+    for title, memories in groups.items():
+        parts += [f"<h2>{title}</h2>"] * bool(memories or query) + [_article(store, m, forms) for m in memories]
+    parts += [f"<p>{found.more} more{': search for them' * forms}.</p>"] * bool(found.more)
+    cells = {kind: "<td>".join(str(of[state]) for state in COLOURS) for kind, of in stats["counts"].items()}
+    rows = "".join(f"<tr><th scope=row>{kind}<td>{numbers}" for kind, numbers in cells.items())
+    heads = "".join(f"<th scope=col>{state}" for state in COLOURS)
+    spaces = ", ".join(f"{_html(space)}: {n}" for space, n in stats["spaces"].items())
+    search = f"""<form role="search"><input type="search" name="q" value="{_html(query)}" autocomplete="off" dir="auto"
 aria-label="Search memories" placeholder="Search memories"><button>Search</button></form>"""
-    parts = [f"<p class=note role=status>{_html(text)}</p>" for text in (note, found.note) if text]
-    for state in COLOURS:
-        shown = [memory for memory in found if memory.status == state]
-        parts += [f"<section class={state}><h2>{state} ({len(shown)})</h2>"] if shown else []
-        parts += [_article(store, memory, forms) for memory in shown] + ["</section>"] * bool(shown)
-    more = f"<p>{found.more} more: search for them.</p>" if found.more else ""
+    about = f"""<p><small>{spaces}. As of {_time(store.clock()):%Y-%m-%d %H:%M} UTC. Curves: relevance in the next {AHEAD}
+days; dashed: below {policy.active_above:g} FADING, below {policy.dead_below:g} DEAD.</small></p>"""
+    table = f"<h2>Counts</h2><table><tr><td>{heads}{rows}</table>" * bool(rows)
     return f"""<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{PAGE_POLICY}">
-<title>Memories</title><style>{STYLE}</style>
-<h1>Memories</h1>{search * forms}<main>{"".join(parts)}{more}</main>
-<h2>Counts</h2><p>{spaces}</p><table>{rows}</table></html>
+<title>{_html(query or "Memories")}</title><style>{STYLE}</style>
+<h1>Memories</h1>{about * bool(spaces)}{search * forms}<main>{"".join(parts)}{table}</main></html>
 """
 
 
 def _html(text: Any) -> str:
-    return escape("\n".join(map(printable, str(text).split("\n"))))
+    return escape("\n".join(map(printable, str(text).replace("\t", " ").split("\n"))))
 
 
 def _article(store: MemoryStore, memory: Memory, forms: bool) -> str:
-    curve = [
-        relevance(memory.category, memory.mentions, memory.age_days + AHEAD * i / 30, store.policy) for i in range(31)
-    ]
+    ages = [memory.age_days + AHEAD * i / 30 for i in range(31)]
+    curve = [relevance(memory.category, memory.mentions, age, store.policy) for age in ages]
     top = max(1.0, curve[0])
-    points = " ".join(f"{4 * i},{round(32 - 30 * value / top, 1)}" for i, value in enumerate(curve))
-    lines = "".join(
-        f'<line x1="0" x2="120" y1="{y:.1f}" y2="{y:.1f}"/>'
-        for y in (32 - 30 * x / top for x in (store.policy.active_above, store.policy.dead_below))
-    )
+    points = " ".join(f"{4 * i},{32 - 30 * value / top:.1f}" for i, value in enumerate(curve))
+    marks = (f"{32 - 30 * value / top:.1f}" for value in (store.policy.active_above, store.policy.dead_below))
+    lines = "".join(f'<line x1="0" x2="120" y1="{y}" y2="{y}"/>' for y in marks)
     label = f"relevance {_rounded(curve[0])} now, {_rounded(curve[-1])} in {AHEAD} days"
-    facts = f"#{memory.id} {memory.category}, {memory.mentions}x, {label}; last {memory.mentioned_at:%Y-%m-%d}"
-    where = f"; {memory.forecast}; {memory.space}".removesuffix(f"; {store.identity.writes()}")
-    forget = f"""<details><summary>Forget #{memory.id}</summary><form method="post">
-<input type="hidden" name="forget" value="{memory.id}"><button>Erase for good</button></form></details>"""
-    return f"""<article><div><p>{_html(memory.content)}</p><small>{_html(facts + where)}</small>{forget * forms}</div>
-<svg viewBox="0 0 120 34" role="img" aria-label="{label}"><title>{label}</title>{lines}
-<polyline points="{points}"/></svg>
-</article>"""
+    facts = [memory.status, memory.category, f"{memory.mentions}x", label, f"last {memory.mentioned_at:%Y-%m-%d}"]
+    facts += [memory.forecast, *([memory.space] if memory.space != store.identity.writes() else []), memory.project]
+    forget = f"""<details><summary>Forget #{memory.id}</summary><form method="post"><input type="hidden" name="forget"
+value="{memory.id}"><button>Erase for good</button></form></details>"""
+    return f"""<article class={memory.status}><div><p dir="auto">{_html(memory.content)}</p>
+<small>#{memory.id} {_html(", ".join(filter(None, [*facts, " ".join(memory.tags)])))}</small>{forget * forms}</div>
+<svg viewBox="0 0 120 34" role="img" aria-label="{label}">{lines}<polyline points="{points}"/></svg></article>
+"""
 
 
-def _page_answer(store: MemoryStore, form: Mapping[str, str]) -> str:
-    """The page after what a form asked for."""
+def _page_answer(store: MemoryStore, query: str, forget: str) -> str:
+    """The page after what its forms asked for."""
     note = ""
-    if form.get("forget"):
+    if forget:
         try:
-            note = store.forget_told(f"#{form['forget']}")
+            note = store.forget_told(f"#{forget}")
         except MemoryStoreError as exc:
             note = str(exc)
-    return page(store, form.get("q", ""), note, forms=True)
+    return page(store, query, note, forms=True)
 
 
 COLOURS = {"ACTIVE": "32", "FADING": "33", "DEAD": "90"}

@@ -2949,19 +2949,18 @@ def test_many_writers_on_a_failing_cluster_lose_and_double_nothing(path: Path) -
 def test_without_a_quorum_nothing_is_saved_and_reading_goes_on(path: Path, clock: Clock) -> None:
     quick, nothing = Policy(busy_seconds=0.2), "nothing was saved"
     ends = {"leader": nothing, "top": nothing, "503": nothing, "silence": "say it again, it counts once"}
-    with node(path) as one, node(path) as two:
-        with MemoryStore(f"{one.url},{two.url}", clock=clock, policy=quick) as store:
-            store.remember(BEES)
-            for down, said in ends.items():
-                one.down = two.down = down
-                with pytest.raises(mcp_memory.StoreBusy, match=f"No quorum.*{said}"):
-                    store.remember(SAILS)
-                one.down = two.down = ""
-                store._db._leaderless = 0
-            one.down = two.down = "leader"
-            assert contents(store.recall("bees")) == [BEES]
+    with node(path) as one, node(path) as two, MemoryStore(f"{one.url},{two.url}", clock=clock, policy=quick) as store:
+        store.remember(BEES)
+        for down, said in ends.items():
+            one.down = two.down = down
+            with pytest.raises(mcp_memory.StoreBusy, match=f"No quorum.*{said}"):
+                store.remember(SAILS)
             one.down = two.down = ""
-            assert store.remember(SAILS).memory.mentions == 1 and saved(path) == [BEES, SAILS]
+            store._db._leaderless = 0
+        one.down = two.down = "leader"
+        assert contents(store.recall("bees")) == [BEES]
+        one.down = two.down = ""
+        assert store.remember(SAILS).memory.mentions == 1 and saved(path) == [BEES, SAILS]
     for url in ("http://127.0.0.1:9", f"http://127.0.0.1:9,{one.address}"):
         with pytest.raises(mcp_memory.StoreBusy, match="No quorum"):
             MemoryStore(url, policy=Policy(busy_seconds=0.1)).recall("x")
@@ -3729,9 +3728,11 @@ class Served:
     def tool(self, token: str, name: str, **arguments: Any) -> str:
         return str(self.rpc(token, "tools/call", name=name, arguments=arguments)["result"]["content"][0]["text"])
 
-    def page(self, token: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, Any, str]:
+    def page(
+        self, token: str, method: str = "GET", body: str | None = None, query: str = "", **headers: str
+    ) -> tuple[int, Any, str]:
         login = b64encode(f"anyone:{token}".encode()).decode()
-        return self.ask(method, "/", body, Authorization=f"Basic {login}", **headers)
+        return self.ask(method, f"/{query}", body, Authorization=f"Basic {login}", **headers)
 
     def stop(self) -> str:
         """End it as an operator would; what else it printed."""
@@ -4215,10 +4216,9 @@ def test_the_readme_gives_the_numbers_that_hold() -> None:
     weights = {row[0]: (row[1], row[2]) for row in rows("category |")}
     lives = {kind: (f"{c.base_weight:g}", f"{c.half_life_days:g}") for kind, c in CATEGORIES.items()}
     assert weights == {**lives, "core": ("1", "never fades")} and lives["core"][1] == "inf"
-    cells = [pair for row in rows("setting |") for pair in (row[:2], row[3:5])]
-    settings = {name.split(",")[0].split(" ")[0].lower(): value for name, value in cells}
-    assert len(settings) == len(cells) and {name: float(value) for name, value in settings.items()} == {
-        name: float(getattr(policy, name)) for name in settings}  # fmt: skip
+    settings = dict(re.findall(r"\b([A-Z]{2,}[A-Z_]*) (\d[\d.]*)\b", words[words.index("here with its default") :]))
+    assert len(settings) == 13 and {name: float(value) for name, value in settings.items()} == {
+        name: float(getattr(policy, name.lower())) for name in settings}  # fmt: skip
     said = (f"Above {policy.active_above} a memory is ACTIVE, below {policy.dead_below} DEAD",
             f"At the {policy.promote_at}th mention a question or one-time becomes an interest",
             f"A repeat within {policy.debounce_hours:g} hours of the last mention is noted",
@@ -4235,8 +4235,17 @@ def test_the_readme_gives_the_numbers_that_hold() -> None:
 
 @BESIDE
 def test_the_readme_shows_the_demo_as_it_is() -> None:
-    block = TOLD.split("```text\n")[1].split("```")[0]
-    assert block.strip() == cli("demo", env=UTF8).stdout.strip()
+    block = TOLD.split("```text\n")[1].split("```")[0].strip()
+    parts, shown = [part.strip("\n ") for part in block.split("...")], cli("demo", env=UTF8).stdout
+    assert len(parts) == 4 and len(block) > len(shown) / 2
+    for part in parts:  # in order, each as it is
+        at = (
+            shown.index("\n".join(line.strip() for line in part.splitlines()))
+            if part not in shown
+            else shown.index(part)
+        )
+        shown = shown[at + len(part) :]
+    assert shown.strip() == ""
 
 
 @BESIDE
@@ -4258,8 +4267,12 @@ def test_the_commands_and_settings_of_the_readme_exist(path: Path, tmp_path: Pat
     assert named and {"import", *named[1].split(", "), *(command.split()[0] for command in commands)} <= verbs
     monkeypatch.chdir(tmp_path)
     for command in commands:
-        assert cli(*shlex.split(command), db=path).stderr == ""
-    known = {name.upper() for name in ("db", "project", "embed_url", "embed_model", "ask_url", "ask_model", "api_key")}
+        if not command.startswith("serve"):
+            assert cli(*shlex.split(command), db=path).stderr == ""
+    served = Served(path, *next(shlex.split(c)[2:] for c in commands if c.startswith("serve --http")))
+    assert served.ask("GET", "/health", Host="memory.example.org")[0] == 200 and served.stop() == ""
+    known = {name.upper() for name in ("db", "project", "embed_url", "embed_model", "ask_url", "ask_model", "api_key",
+                                       "user", "teams", "org", "admin")}  # fmt: skip
     source = MODULE.read_text(encoding="utf-8")
     assert set(re.findall(r"MCP_MEMORY_([A-Z_]+)", TOLD)) <= {name for name in known if f"MCP_MEMORY_{name}" in source}
     program = next(text for kind, text in blocks if kind == "python")
@@ -4274,7 +4287,7 @@ def test_the_tools_and_prompts_of_the_readme_are_the_servers(shared: Client) -> 
     assert told == {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in tools}
     resources, prompts = re.search(r"Resources: (.*?)\. Prompts: (.*?)\.", " ".join(TOLD.split())).groups()
     listed = shared.request("resources/list")["resources"]
-    named = set(re.findall(r"(summary|recent|categories)`", resources))
+    named = set(re.findall(r"((?:personal/|shared/)?summary|recent|categories)`", resources))
     assert {r["uri"].removeprefix("memory://") for r in listed} == named
     assert {p["name"] for p in shared.request("prompts/list")["prompts"]} == set(prompts.split(", "))
     outcomes = re.search(r"The reply tells which: (.*?)\.", " ".join(TOLD.split()))
@@ -4345,6 +4358,12 @@ def test_the_page_shows_what_is_known_and_how_it_will_fade_and_runs_nothing(stor
     assert [word for word in ("ACTIVE (2)", "DEAD (1)", "user:me: 3", "never fades") if word not in words] == []
     curves = [[float(y) for y in re.findall(r",([\d.]+)", a["points"])] for tag, a in tags if tag == "polyline"]
     assert len(curves) == 3 and curves[0] == [2.0] * 31 and all(c == sorted(c) for c in curves)  # y grows downwards
+    fill(store, 150)
+    assert (
+        len(re.findall("<svg", mcp_memory.page(store)))
+        == 153
+        > len(re.findall("<svg", mcp_memory.page(store, forms=True)))
+    )
     label = next(a["aria-label"] for tag, a in tags if tag == "svg")
     assert label == "relevance 1.000 now, 1.000 in 90 days"
     assert [a for tag, a in tags if tag == "html"] == [{"lang": "en"}] and "viewport" in str(tags)
@@ -4354,7 +4373,7 @@ def test_search_and_forget_on_the_page_ask_twice_and_erase_once(web: Web) -> Non
     served, ann, bob, eve = web
     served.tool(ann, "remember", content="The verdigris ladle is in the loft", space="shared")
     post = {"Content_Type": "application/x-www-form-urlencoded"}
-    status, headers, text = served.page(ann, "POST", "q=verdigris", **post)
+    status, headers, text = served.page(ann, query="?q=verdigris")
     assert status == 200 and "ladle" in text and "brandy" not in text and headers["Cache-Control"] == "no-store"
     assert (
         "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Referrer-Policy"] == "same-origin"
@@ -4364,8 +4383,17 @@ def test_search_and_forget_on_the_page_ask_twice_and_erase_once(web: Web) -> Non
     assert [tag for tag, _ in tags if tag in ("details", "summary")] == ["details", "summary"]
     for who in (eve,):
         assert "no single memory" in served.page(who, "POST", f"forget={id}", **post)[2]
-    assert served.page(ann, "POST", f"forget={id}", Origin="http://evil.example", **post)[0] == 403
-    assert "ladle" in served.page(bob, "POST", "q=ladle", **post)[2]
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"http://127.0.0.1:{served.port + 1}",
+        f"http://localhost:{served.port}",
+    ):
+        assert (
+            served.page(ann, "POST", f"forget={id}", Origin=origin, **post)[0] == 403
+        )  # a page of another program here
+    assert served.page(ann, query=f"?forget={id}")[0] == 200 and "ladle" in served.page(bob, query="?q=ladle")[2]
+    assert served.page(eve, "POST", "forget=77", Origin=f"http://127.0.0.1:{served.port}", **post)[0] == 200
     assert "Erased for good" in served.page(bob, "POST", f"forget={id}", **post)[2]
     assert "no single memory" in served.page(bob, "POST", f"forget={id}", **post)[2]
     assert "verdigris" not in served.page(ann)[2] and b"verdigris" not in raw(served.db)
