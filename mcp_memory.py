@@ -177,10 +177,9 @@ class Identity:
 
         Without them: one person, in no team.
         """
-        user, teams, org, admin = (
-            os.environ.get(f"MCP_MEMORY_{name}", "").strip() for name in ("USER", "TEAMS", "ORG", "ADMIN")
+        return _identity(
+            *(os.environ.get(f"MCP_MEMORY_{name}", "").strip() for name in ("USER", "TEAMS", "ORG", "ADMIN"))
         )
-        return cls(user or "me", _labels(teams), org or None, admin.lower() in ("1", "true", "yes", "on"))
 
     def rights(self) -> dict[str, bool]:
         """The access table: each space that may be read, one's own first, and whether it may be written to."""
@@ -210,6 +209,11 @@ class Identity:
         if not self.rights()[space]:
             raise AccessDenied(f"{space} can be read by its members and written to by its admins: nothing was changed.")
         return space
+
+
+@lru_cache(maxsize=256)
+def _identity(user: str, teams: str, org: str, admin: str) -> Identity:
+    return Identity(user or "me", _labels(teams), org or None, admin.lower() in ("1", "true", "yes", "on"))
 
 
 def _say(message: str) -> None:
@@ -3859,7 +3863,13 @@ def _guarded(app: Any, security: Any) -> Any:
         async def replay() -> Any:
             return came.pop() if came else await receive()
 
+        failed = False
+
         async def counted(message: Any) -> None:
+            nonlocal failed
+            failed = failed or message.get("status") == 500
+            if failed:
+                return  # it is told below, in words
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
                 if message["status"] == 401 and given:
@@ -3870,7 +3880,12 @@ def _guarded(app: Any, security: Any) -> Any:
                     message["status"] = 429 if len(bad[who]) > BAD_TOKENS else 401
             await send(message)
 
-        await app(scope, replay, counted)
+        try:
+            await app(scope, replay, counted)
+        except Exception as exc:  # noqa: BLE001 - a trace would show what was asked
+            if failed:
+                text = _lined(exc) if isinstance(exc, MemoryStoreError) else "The server failed at this request."
+                await PlainTextResponse(text, 503)(scope, receive, send)
 
     return guarded
 
@@ -3996,8 +4011,9 @@ def page(store: MemoryStore, query: str = "", note: str = "", forms: bool = Fals
     spaces = ", ".join(f"{_html(space)}: {n}" for space, n in stats["spaces"].items())
     search = f"""<form role="search"><input type="search" name="q" value="{_html(query)}" autocomplete="off" dir="auto"
 aria-label="Search memories" placeholder="Search memories"><button>Search</button></form>"""
-    about = f"""<p><small>{spaces}. As of {_time(store.clock()):%Y-%m-%d %H:%M} UTC. Curves: relevance in the next {AHEAD}
-days; dashed: below {policy.active_above:g} FADING, below {policy.dead_below:g} DEAD.</small></p>"""
+    now, limits = _time(store.clock()), f"{policy.active_above:g} FADING, below {policy.dead_below:g} DEAD"
+    about = f"""<p><small>{spaces}. As of {now:%Y-%m-%d %H:%M} UTC. Curves: relevance in the next {AHEAD} days; dashed:
+below {limits}.</small></p>"""
     table = f"<h2>Counts</h2><table><tr><td>{heads}{rows}</table>" * bool(rows)
     return f"""<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
