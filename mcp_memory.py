@@ -216,6 +216,15 @@ def _identity(user: str, teams: str, org: str, admin: str) -> Identity:
     return Identity(user or "me", _labels(teams), org or None, admin.lower() in ("1", "true", "yes", "on"))
 
 
+@lru_cache(maxsize=256)
+def _read_identity(text: str) -> Identity:
+    return Identity(**json.loads(text))
+
+
+def _written(identity: Identity) -> str:
+    return json.dumps({item.name: getattr(identity, item.name) for item in fields(identity)})
+
+
 def _say(message: str) -> None:
     print(f"mcp-decaying-memory: {message}", file=sys.stderr, flush=True)
 
@@ -1329,7 +1338,9 @@ class MemoryStore:
     @property
     def path(self) -> str:
         """Where the memories are, as an absolute path."""
-        return self._file.path if self._file else str(re.sub("//.*@", "//", locate(self._given)))
+        if self._file or hasattr(self._given, "execute"):
+            return (self._file or Connection).path
+        return re.sub("//.*@", "//", locate(self._given))
 
     # Remember
 
@@ -2737,9 +2748,8 @@ class MemoryStore:
         ends = when(expires_at, now) if expires_at not in (None, "") else None
         if ends is not None and ends <= now:
             raise InvalidMemory("The token would have expired already: nothing was made. Write +90d or a later date.")
-        who = json.dumps({item.name: getattr(identity, item.name) for item in fields(identity)})
         keep = "INSERT INTO tokens (hash, identity, created_at, expires_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-        self._db.batch([(keep, (_sha256(token), who, now, ends))])
+        self._db.batch([(keep, (_sha256(token), _written(identity), now, ends))])
         return token
 
     def tokens(self) -> list[Row]:
@@ -2775,7 +2785,7 @@ class MemoryStore:
             f"SELECT hash, identity FROM tokens WHERE substr(hash, 1, 8) = ? AND {valid}", (asked[:8], now)
         )
         found = [who for held, who in rows if hmac.compare_digest(held, asked)]
-        return Identity(**json.loads(found[0])) if found else None
+        return _read_identity(found[0]) if found else None
 
     # Rows
 
@@ -3753,7 +3763,7 @@ def _caller() -> Identity:
 
     if (token := get_access_token()) is None:
         raise AccessDenied("Without a token nothing can be seen.")
-    return Identity(**json.loads(token.client_id))
+    return _read_identity(token.client_id)
 
 
 def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
@@ -3775,8 +3785,7 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
     class Tokens:
         async def verify_token(self, token: str) -> Any:
             who = await run_sync(store.identify, token)
-            named = who and json.dumps({item.name: getattr(who, item.name) for item in fields(who)})
-            return AccessToken(token=token, client_id=named, scopes=[]) if named else None
+            return AccessToken(token=token, client_id=_written(who), scopes=[]) if who else None
 
     store._identity = _caller
     names = ["127.0.0.1", "localhost", "[::1]", *hosts]
