@@ -39,7 +39,7 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial, wraps
 from heapq import nlargest, nsmallest
 from html import escape, unescape
-from itertools import pairwise, zip_longest
+from itertools import count, islice, pairwise, zip_longest
 from operator import mul
 from pathlib import Path
 from types import NoneType
@@ -735,6 +735,7 @@ LIKE_SMALL = {
     for group in ("all each every everyone|use uses used using|make makes made|take takes took").split("|")
     for form in group.split()
 }
+PARTICLES = frozenset("against before down her hers him his off on our out over their through under up with".split())
 AUXILIARIES = frozenset("am is are be been being was were get gets got".split())  # "is limited" tells no tense
 DISLIKES = frozenset("dislike dislikes disliked hate hates hated".split())
 NUMBERS = {
@@ -813,7 +814,7 @@ def guess_category(content: str) -> str:
     return "question" if ASKS.search(content) else "preference" if PREFERS.search(content) else "fact"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def statement(text: str) -> Statement:
     """Take a text apart into what `same_statement` and `same_topic` compare."""
     plain = re.sub(r"n't\b|\bno longer\b", " not", fold(text).replace("cannot", "can not").replace("can't", "can not"))
@@ -887,11 +888,15 @@ def same_statement(one: str, other: str) -> bool:
         return False
     if UNSPACED.search(one) or UNSPACED.search(other):
         return re.sub(r"[\W_]+", "", fold(one)) == re.sub(r"[\W_]+", "", fold(other))
+    return agree(a, b) and (a.words == b.words or _continued(a, b) or _continued(b, a))
+
+
+def agree(a: Statement, b: Statement) -> bool:
+    """Whether nothing speaks against two statements being the same: no word exchanged, no other tense or way."""
     exchanged = (a.words - b.words and b.words - a.words) or (a.small - b.small and b.small - a.small)
     tense = a.past & b.present - b.past or b.past & a.present - a.past  # "works" is not "worked"
-    if exchanged or tense or _reversed(a, b):
-        return False
-    return a.words == b.words or _continued(a, b) or _continued(b, a)
+    mine, yours = ({kind for kind, _, _ in each.sides} & {"to", "from"} for each in (a, b))
+    return not (exchanged or tense or (mine - yours and yours - mine) or _reversed(a, b))
 
 
 def _continued(new: Statement, old: Statement) -> bool:
@@ -1069,9 +1074,11 @@ VECTORS = (
 SHARING = (
     """CREATE TABLE IF NOT EXISTS tokens (hash TEXT PRIMARY KEY, identity TEXT NOT NULL, created_at REAL NOT NULL,
         expires_at REAL, revoked_at REAL) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS upkeep_log (run REAL NOT NULL, step INTEGER NOT NULL, memory_id INTEGER NOT NULL,
-        before TEXT NOT NULL, after TEXT NOT NULL, PRIMARY KEY (run, step, memory_id)) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS upkeep_log_memory ON upkeep_log (memory_id)",
+    """CREATE TABLE IF NOT EXISTS upkeep_log (run REAL NOT NULL, step INTEGER NOT NULL, loser INTEGER NOT NULL,
+        winner INTEGER NOT NULL, merged_at REAL NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, undone_at REAL,
+        PRIMARY KEY (run, step)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS upkeep_log_loser ON upkeep_log (loser)",
+    "CREATE INDEX IF NOT EXISTS upkeep_log_winner ON upkeep_log (winner)",
     """CREATE TABLE IF NOT EXISTS summaries (space TEXT NOT NULL, project TEXT NOT NULL, category TEXT NOT NULL,
         written_at REAL NOT NULL, content TEXT NOT NULL, PRIMARY KEY (space, project, category)) WITHOUT ROWID""",
 )
@@ -1099,7 +1106,9 @@ INSERT = f"""INSERT INTO memories ({", ".join(COLUMNS)}) SELECT {VALUES} WHERE :
      AND created_at = :created_at AND superseded_at IS NOT NULL) ON CONFLICT DO NOTHING"""
 # A row is changed only in the state it was read in: whoever comes second reads again.
 GUARD = """id = :_id AND mentions = :_mentions AND mentioned_at = :_mentioned_at AND fingerprint = :_fingerprint
-    AND superseded_at IS NULL"""
+    AND space = :_space AND tags = :_tags AND keywords = :_keywords
+    AND coalesce(expires_at, 0) = coalesce(:_expires_at, 0) AND superseded_at IS NULL"""
+GUARDED = ("id", "mentions", "mentioned_at", "fingerprint", "space", "tags", "keywords", "expires_at")
 ADD = f"""INSERT INTO memories ({", ".join(COLUMNS)}) SELECT {VALUES}
     WHERE :_id IS NULL OR EXISTS (SELECT 1 FROM memories WHERE {GUARD}) ON CONFLICT DO NOTHING RETURNING id"""
 LOG = ("mentioned_at", "content", "fingerprint", "source", "counted")
@@ -1129,11 +1138,17 @@ IMPORT_LINK = f"""INSERT INTO links (from_id, to_id, kind, created_at)
     SELECT {IMPORTED}, {LINKED_TO}, :kind, :created_at
     WHERE {LINKED_TO} IS NOT NULL ON CONFLICT DO NOTHING"""
 ERASED = (
-    *(("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("upkeep_log", "memory_id")),
-    ("memories", "id"),
+    *(("links", "from_id"), ("links", "to_id"), ("mention_log", "memory_id"), ("upkeep_log", "loser")),
+    *(("upkeep_log", "winner"), ("memories", "id")),
 )
 ID = r"(?:memory\s*)?(?:://)?\s*(?:id\s*)?#?\s*(\d{1,18})(?:\.0+)?"
 FEW = 100  # memories at least that rarity reckons with: in a small store every word would look common
+MOST_PAIRS = 50_000  # comparisons in vain within one group
+LOG_MERGE = """INSERT INTO upkeep_log (run, step, loser, winner, merged_at, before, after)
+    SELECT :run, :step, :_id_loser, id, :now, :before, :after FROM memories"""
+LINK_MERGE = """INSERT INTO links (from_id, to_id, kind, created_at) SELECT :_id, :_id_loser, 'updates', :now"""
+MERGED = "(SELECT 1 FROM memories WHERE id = :_id_loser AND superseded_at = :now)"
+STEPS = "SELECT run, step, loser, winner, merged_at, before, after FROM upkeep_log"
 JOBS = {"consolidate": 1.0, "summarise": 7.0, "reindex": 30.0}  # days between two runs
 POOL = 250  # memories looked at closely for one recall
 NEARLY = 0.82  # how much of a misspelt word must agree with a known one
@@ -1196,7 +1211,7 @@ class Hit(NamedTuple):
 
 
 def _guard(row: Row) -> Row:
-    return {f"_{name}": row.get(name) for name in ("id", "mentions", "mentioned_at", "fingerprint")}
+    return {f"_{name}": row.get(name) for name in GUARDED}
 
 
 def _differences(old: Row, new: Row) -> tuple[Row, Row]:
@@ -1214,19 +1229,39 @@ def _signs(content: str) -> dict[Any, bool]:
     return {(said.words, *same): True, **begins} if said.words else {}
 
 
-def _pairs(group: Mapping[int, bool], rows: Mapping[int, Row]) -> Iterator[tuple[Row, Row]]:
-    """Rows of a group that say the same, the one with fewer words first; `rows` may change between two of them."""
+def _pairs(
+    group: Mapping[int, bool], rows: Mapping[int, Row], said: Mapping[int, set[Statement]], apart: set[frozenset[int]]
+) -> Iterator[tuple[Row, Row]]:
+    """Rows of a group that say the same, the one with fewer words first; `rows` may change between two of them.
+
+    Everything that was merged into either must agree. A large group of which little agrees is given up.
+    """
+    failed, last = 0, {i: n for n, i in enumerate(group)}
     for one in (i for i, whole in group.items() if whole):
         for other in group:
-            pair = sorted((rows[one], rows[other]), key=_wordiness)
-            same = all(pair[0][name] == pair[1][name] for name in ("space", "project", "category"))
-            live = one != other and same and pair[0]["superseded_at"] is pair[1]["superseded_at"] is None
-            if live and same_statement(pair[0]["content"], pair[1]["content"]):
-                yield pair[0], pair[1]
+            a, b = rows[one], rows[other]
+            if one == other or (group[other] and last[other] < last[one]) or a["superseded_at"] or b["superseded_at"]:
+                continue
+            alike = all(a[name] == b[name] for name in ("space", "project", "category")) and {one, other} not in apart
+            if (
+                alike
+                and all(agree(x, y) for x in said[one] for y in said[other])
+                and same_statement(a["content"], b["content"])
+            ):
+                yield (a, b) if _wordiness(a) < _wordiness(b) else (b, a)
+            elif (failed := failed + 1) > MOST_PAIRS:
+                return
 
 
-def _wordiness(row: Row) -> tuple[int, int, int]:
-    return len(statement(row["content"]).words), row["mentions"], -row["id"]
+def _says_more(one: str, other: str) -> bool:
+    """Whether a wording has more words of substance, or the same and small ones besides, such as "on" or "his"."""
+    a, b = statement(one), statement(other)
+    return len(a.words) > len(b.words) or (a.words == b.words and a.small & PARTICLES > b.small & PARTICLES)
+
+
+def _wordiness(row: Row) -> tuple[int, int, int, int]:
+    said = statement(row["content"])
+    return len(said.words), len(said.small & PARTICLES), row["mentions"], -row["id"]
 
 
 def _assigned(names: Iterable[str]) -> str:
@@ -1388,14 +1423,14 @@ class MemoryStore:
     def _linkable(self, kind: str, id: Any, draft: Row, notes: list[str]) -> int:
         """The id of a memory to link to, of this space and project; for an outdated one, of what replaced it."""
         row = self._by_id(id)
-        if row["space"] != draft["space"]:
-            raise InvalidMemory(f"#{row['id']} is in {row['space']}, and links stay in one space: nothing was saved.")
         if kind == "updates" and row["superseded_at"] is not None:
             versions = (r for r in self._versions(row) if r["fingerprint"] != draft["fingerprint"])
             heirs = [r for r in versions if r["superseded_at"] is None]
             if heirs:
                 notes.append(f"#{row['id']} had been replaced by #{heirs[-1]['id']} already: this replaces that one.")
                 row = heirs[-1]
+        if row["space"] != draft["space"]:
+            raise InvalidMemory(f"#{row['id']} is in {row['space']}, and links stay in one space: nothing was saved.")
         if kind == "updates" and "" in (draft["project"], row["project"]) and draft["project"] != row["project"]:
             draft["project"] = row["project"]
             notes.append(f"It holds where #{row['id']} held: {row['project'] or 'everywhere'}.")
@@ -1413,12 +1448,13 @@ class MemoryStore:
             return Remembered("noted", _memory(row, now, self.policy), note=f"It is in {target} already.")
         if row["space"] != identity.writes() or row["superseded_at"] is not None:
             raise InvalidMemory(f"{id} is no current memory of your own: nothing was moved. Remember its text instead.")
-        there, _, _ = self._repeated(row, self._near({**row, "space": target}, []))
-        if there:
+        there, topic, _ = self._repeated(row, self._near({**row, "space": target}, []))
+        if there and not topic:
             note = f"#{there['id']} in {target} says so already; {id} was left as it is."
             return Remembered("noted", _memory(there, now, self.policy), note=note)
         move = f"UPDATE OR IGNORE memories SET space = :space WHERE {GUARD} RETURNING id"
-        if not self._db.batch([(move, {"space": target, **_guard(row)})])[0]:
+        told = [("DELETE FROM summaries WHERE space = ?", (space,)) for space in (row["space"], target)]
+        if not self._db.batch([(move, {"space": target, **_guard(row)}), *told])[0]:
             raise StoreBusy(f"{id} was changed meanwhile: nothing was moved. Try again.")
         note = f"Moved to {target}, with its dates and its history."
         return Remembered("updated", _memory({**row, "space": target}, now, self.policy), note=note)
@@ -1537,7 +1573,8 @@ class MemoryStore:
         if group is None or draft["category"] in ASKED or len(statement(draft["content"]).words - about) != 1:
             return []
         ids = [i for word in group for i in self._matches([word], _around(draft), 100, exact=True)[0]]
-        rows = self._rows_by_id(list(dict.fromkeys(ids)), "superseded_at IS NULL")
+        within, scopes = _within(_around(draft))
+        rows = self._rows_by_id(list(dict.fromkeys(ids)), f"superseded_at IS NULL AND {within}", *scopes)
         return [row for row in rows if row["id"] not in known and contradicts(draft["content"], row["content"])][:3]
 
     def _said_before(self, draft: Row) -> list[str]:
@@ -1546,7 +1583,8 @@ class MemoryStore:
             WHERE m.fingerprint = ? AND m.space = ? AND m.project = ? AND m.superseded_at IS NOT NULL
             ORDER BY m.id DESC LIMIT 1"""
         found = self._db.execute(sql, (draft["fingerprint"], draft["space"], draft["project"]))
-        return [f"This was #{old} before, replaced by #{new}: check which holds now." for old, new in found if new]
+        found = [(old, new) for old, new in found if new and self._reachable([new])]
+        return [f"This was #{old} before, replaced by #{new}: check which holds now." for old, new in found]
 
     def _judged(
         self, draft: Row, near: list[tuple[Row, float]], notes: list[str]
@@ -1596,7 +1634,8 @@ class MemoryStore:
         best = nlargest(
             16, (i for i, m in matches.items() if m >= least and i not in replaced), key=lambda i: (matches[i], -i)
         )
-        rows = {row["id"]: row for row in self._rows_by_id(best, "superseded_at IS NULL")}
+        within, scopes = _within(_around(draft))  # again: the index was asked when nothing was hidden in it
+        rows = {row["id"]: row for row in self._rows_by_id(best, f"superseded_at IS NULL AND {within}", *scopes)}
         return [(rows[i], matches[i]) for i in best if i in rows]
 
     def _repeated(self, draft: Row, near: list[tuple[Row, float]]) -> tuple[Row | None, bool, Row | None]:
@@ -1629,7 +1668,7 @@ class MemoryStore:
         other = None if draft["fingerprint"] == row["fingerprint"] else draft["content"]
         if other and topic:
             notes.append("It counts as a mention of this topic; its wording is in the history.")
-        elif other and len(statement(other).words) > len(statement(row["content"]).words):
+        elif other and _says_more(other, row["content"]):
             after.update(content=other, fingerprint=draft["fingerprint"])
             other = row["content"]
             notes.append(
@@ -1691,7 +1730,7 @@ class MemoryStore:
         since, until, at: see `when`; `at` looks at another time: what was known then, as relevant as it was then.
         """
         now = self._begin()
-        text = _clean("" if query is None else query).strip()
+        text = _clean("" if query is None else query).strip()[: self.policy.max_content]
         if number := re.fullmatch(r"(?:memory\s*)?#\s*(\d{1,18})", text, re.IGNORECASE):
             rows = self._reachable([int(number[1])])
             moment = now if at in (None, "") else when(at, now)
@@ -1790,7 +1829,7 @@ class MemoryStore:
     ) -> View:
         """What this call may see, as one WHERE clause and the moment it looks at."""
         moment = now if at in (None, "") else when(at, now)
-        scopes, kinds = self._scopes(space, project), list(self.policy.categories)
+        scopes, kinds = self._scopes(space, project, moment < now), list(self.policy.categories)
         terms: list[tuple[str, Sequence[Any]]] = [_within(scopes)]
         if moment < now:
             terms.append(("created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)", [moment, moment]))
@@ -1945,7 +1984,7 @@ class MemoryStore:
             held = {i for (i,) in (found[unit] if n < first else self._db.execute(*sources[unit]))}
             for i in held:
                 matches[i] = matches.get(i, 0.0) + gain
-            others = [] if exact else SYNONYMS.get(unit) or ([] if n else self._closest(unit))
+            others = [] if exact else SYNONYMS.get(unit) or ([] if n else self._closest(unit, scopes, hidden))
             worth = ALIKE if n else CLOSE
             for other in others:
                 sql, params = self._postings([other], scopes, hidden, past)
@@ -1979,18 +2018,28 @@ class MemoryStore:
         where, params = _within(scopes)
         return f"SELECT id FROM memories WHERE {where} AND {likes}", [*params, *(f"%{form}%" for form in escaped)]
 
-    def _closest(self, unit: str) -> list[str]:
-        """Beginnings of words of the index that an unknown word may be a misspelling of; the index holds stems."""
+    def _closest(self, unit: str, scopes: Sequence[Scope], hidden: bool) -> list[str]:
+        """Beginnings of words that an unknown word may be a misspelling of; the index holds stems, and others' too."""
         if not self._indexed or len(unit) < 5 or not unit.isalpha():
             return []
         letters, terms = set(unit), "SELECT term FROM memories_vocab WHERE term >= ? AND term < ? LIMIT 5000"
         for start in (unit[:2], unit[:1]):
             known = (t for (t,) in self._db.execute(terms, (start, start + "\uffff")) if abs(len(t) - len(unit)) < 4)
             near = (t for t in known if len(t) > 3 and len(letters & set(t)) >= len(letters) - 2)
-            scored = nlargest(2, ((_agreement(unit, term), term) for term in near))
-            if found := [f"{term}*" for ratio, term in scored if ratio >= NEARLY]:
+            scored = sorted(((_agreement(unit, term), f"{term}*") for term in near), reverse=True)
+            close = (
+                (term, *self._postings([term], scopes, hidden, False)) for ratio, term in scored if ratio >= NEARLY
+            )
+            if found := list(islice((term for term, sql, p in close if self._worded(unit, sql, p)), 2)):
                 return found
         return []
+
+    def _worded(self, unit: str, sql: str, params: Sequence[Any]) -> bool:
+        """Whether what a term leads to has a word close to the unit: the term alone may be of others' memories."""
+        ids = [i for (i,) in self._db.execute(f"{sql} LIMIT 5", params)]
+        texts = (f"{row['content']} {row['tags']} {row['keywords']}" for row in self._rows_by_id(ids, "1"))
+        words = {word[: len(unit) + 1] for text in texts for word in WORD.findall(fold(text)) if word[0] == unit[0]}
+        return any(_agreement(unit, word) >= NEARLY for word in words)
 
     def _surroundings(self, scopes: Sequence[Scope]) -> tuple[int, bool]:
         """The highest id, and whether the index holds what is hidden from this caller: then each word needs a scope."""
@@ -2005,6 +2054,8 @@ class MemoryStore:
     def _count(self, seen: View) -> int:
         """How many memories a view holds, up to COUNTED; the expired are counted apart, to stay in the index."""
         where, params = seen.where, seen.params
+        if not seen.scopes:
+            return 0
         if not seen.past and not seen.filtered:
             within, pairs = _within(seen.scopes)
             where, params = f"{within} AND superseded_at IS NULL", tuple(pairs)
@@ -2126,8 +2177,7 @@ class MemoryStore:
         now = self._begin()
         row = self._meant(target, now)
         self.identity.may_write(row["space"])
-        erase = [(f"DELETE FROM {table} WHERE {column} = ?", (row["id"],)) for table, column in ERASED]
-        self._erase([*erase, ("DELETE FROM summaries WHERE space = ?", (row["space"],))])  # it may be told there
+        self._erase([row])
         return _memory(row, now, self.policy)
 
     def forget_told(self, target: Any) -> str:
@@ -2156,20 +2206,39 @@ class MemoryStore:
         found = [_memory(row, now, self.policy) for row in rows]
         if dry_run or not rows:
             return Recalled(found, 0, f"DEAD for {text} or longer: {len(found)}. Nothing was erased.")
-        copy = self.backup(self._db.copies(f"before-forget-{_time(now):%Y%m%d-%H%M%S}"))
-        chosen = f"SELECT id FROM memories WHERE {dead}"
-        erase = [(f"DELETE FROM {table} WHERE {column} IN ({chosen})", (*params, *signs)) for table, column in ERASED]
-        summaries = [("DELETE FROM summaries WHERE space = ?", (space,)) for space in {row["space"] for row in rows}]
-        gone = {i for (i,) in self._erase([*erase[:-1], *summaries, (f"{erase[-1][0]} RETURNING id", erase[-1][1])])}
+        stamp = f"before-forget-{_time(now):%Y%m%d-%H%M%S}"
+        names = (self._db.copies(f"{stamp}{f'-{n}' * bool(n)}") for n in count())
+        copy = next(name for name in names if not os.path.exists(name))
+        self.export(copy) if type(self._db) is Connection else self.backup(copy)
+        gone = self._erase(rows)
         note = f"Erased for good: {len(gone)}. {copy} is a copy of before; delete it when you are sure."
         return Recalled((memory for memory in found if memory.id in gone), 0, note)
 
-    def _erase(self, statements: list[tuple[str, Any]]) -> list[Any]:
-        """Run a batch that erases, then take the text out of the index and out of the file; the last one's rows."""
+    def _erase(self, rows: list[Row]) -> set[int]:
+        """Erase rows that are still as they were read, with what upkeep merged into them, from the index and the file.
+
+        Returns the ids erased.
+        """
+        statements: list[tuple[str, Any]] = []
+        texts: list[str] = []
+        for row in rows:
+            same = "EXISTS (SELECT 1 FROM memories WHERE id = ? AND mentions = ? AND mentioned_at = ? AND space = ?)"
+            state = tuple(row[name] for name in ("id", "mentions", "mentioned_at", "space"))
+            for i in (*self._absorbed(row["id"]), row["id"]):
+                log = self._db.execute("SELECT content FROM mention_log WHERE memory_id = ? AND content > ''", (i,))
+                texts += [
+                    text for (text,) in (*log, *self._db.execute("SELECT content FROM memories WHERE id = ?", (i,)))
+                ]
+                statements += [
+                    (f"DELETE FROM {table} WHERE {column} = ? AND {same}", (i, *state)) for table, column in ERASED
+                ]
+            statements[-1] = (f"{statements[-1][0]} RETURNING id", statements[-1][1])
+        statements += [("DELETE FROM summaries WHERE space = ?", (space,)) for space in {row["space"] for row in rows}]
         merge = [("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')", ())] if self._indexed else []
-        rows = self._db.batch([*statements, *merge])[len(statements) - 1]
-        self._db.scrub()
-        return rows
+        ids = {row["id"] for row in rows}
+        gone = {i for rows in self._db.batch([*statements, *merge]) for (i,) in rows if i in ids}
+        self._db.scrub(texts)
+        return gone
 
     def _meant(self, target: Any, now: float) -> Row:
         """The one memory a caller means by an id or an exact text."""
@@ -2203,6 +2272,11 @@ class MemoryStore:
         self.identity.may_write(row["space"])
         if row["superseded_at"] is None:
             return self._unmerge(row, now)
+        merged = f"{STEPS} WHERE undone_at IS NULL AND loser = ? AND merged_at = ? ORDER BY run DESC LIMIT 1"
+        for step in self._db.execute(merged, (row["id"], row["superseded_at"])):
+            self._undo(step, now)
+            if (row := self._by_id(id))["superseded_at"] is None:
+                return _memory(row, now, self.policy)
         undo = "UPDATE OR IGNORE memories SET superseded_at = NULL WHERE id = ? RETURNING id"
         unlink = """DELETE FROM links WHERE to_id = :id AND kind = 'updates'
             AND EXISTS (SELECT 1 FROM memories WHERE id = :id AND superseded_at IS NULL)"""
@@ -2362,20 +2436,26 @@ class MemoryStore:
     def _consolidate(self, where: str, params: Sequence[Any], now: float, dry_run: bool) -> list[Change]:
         """Memories of one space, project and category that say the same become one, step by step, until none do."""
         groups, changes, before = self._alike(where, params, now), list[Change](), -1
-        last = self._db.execute("SELECT max(run) FROM upkeep_log")[0][0] or 0.0
-        run = max(now, last + 0.001)  # so that runs are undone in order, whatever the clock does
         rows = {row["id"]: row for row in self._rows_by_id(sorted({i for group in groups for i in group}), "1")}
-        times = {i: self._said(row) for i, row in rows.items()}
+        times, said = {i: self._said(row) for i, row in rows.items()}, {i: self._held(i) for i in rows}
+        last = self._db.execute("SELECT max(run) FROM upkeep_log")[0][0] or 0.0
+        at = {"now": now, "run": max(now, last + 0.001 + secrets.randbelow(1000) / 1e6)}  # in order, whatever the clock
+        apart = {
+            frozenset(pair) for pair in self._db.execute("SELECT loser, winner FROM upkeep_log WHERE undone_at > 0")
+        }
         while before < len(changes):
             before = len(changes)
-            for loser, winner in (pair for group in groups for pair in _pairs(group, rows)):
-                gone, merged = {**loser, "superseded_at": now}, self._one_of_two(loser, winner, times)
-                both = ((loser, gone), (winner, merged))
-                step = [Change("consolidate", old["id"], *_differences(old, new)) for old, new in both]
-                if not dry_run and not self._carry_out(loser, winner, merged, step, (now, run, len(changes))):
-                    return changes  # somebody changed them meanwhile: the next run looks again
-                rows[loser["id"]], rows[winner["id"]] = gone, merged
-                changes += step
+            for loser, winner in (pair for group in groups for pair in _pairs(group, rows, said, apart)):
+                merged = self._one_of_two(loser, winner, times)
+                if not dry_run and not self._carry_out(loser, winner, merged, {**at, "step": len(changes)}):
+                    rows.update({row["id"]: row for row in self._rows_by_id([loser["id"], winner["id"]], "1")})
+                    continue  # somebody else changed them meanwhile
+                rows[loser["id"]], rows[winner["id"]] = {**loser, "superseded_at": now}, merged
+                said[winner["id"]] |= said[loser["id"]]
+                changes.append(
+                    Change("consolidate", loser["id"], {"superseded_by": None}, {"superseded_by": winner["id"]})
+                )
+                changes.append(Change("consolidate", winner["id"], *_differences(winner, merged)))
         return changes
 
     def _alike(self, where: str, params: Sequence[Any], now: float) -> list[dict[int, bool]]:
@@ -2389,9 +2469,23 @@ class MemoryStore:
         return [group for group in groups.values() if len(group) > 1 and any(group.values())]
 
     def _said(self, row: Row) -> list[float]:
-        """When a memory was counted, as far as its log tells."""
+        """When a memory was counted, as far as its log tells; what an earlier life of it counted is over."""
         log = "SELECT mentioned_at FROM mention_log WHERE memory_id = ? AND counted = 1"
-        return [row["created_at"], *(at for (at,) in self._db.execute(log, (row["id"],)))]
+        times = [row["created_at"], *(at for (at,) in self._db.execute(log, (row["id"],)))]
+        return sorted(times)[-row["mentions"] :]
+
+    def _absorbed(self, id: int) -> list[int]:
+        """The memories that upkeep merged into one, and into those."""
+        found, edge = list[int](), [id]
+        while edge:
+            sql = f"SELECT loser FROM upkeep_log WHERE undone_at IS NULL AND winner IN ({_marks(edge)})"
+            edge = [i for (i,) in self._db.execute(sql, edge) if i not in found]
+            found += edge
+        return found
+
+    def _held(self, id: int) -> set[Statement]:
+        """What a memory says and what was merged into it said: all of it must agree with what joins it."""
+        return {statement(row["content"]) for row in self._rows_by_id([id, *self._absorbed(id)], "1")}
 
     def _one_of_two(self, loser: Row, winner: Row, times: dict[int, list[float]]) -> Row:
         """The row that stays, with the mentions of both; those within the debounce window count once."""
@@ -2417,53 +2511,67 @@ class MemoryStore:
         key = forward(row["category"], row["mentions"], row["mentioned_at"], self.policy)
         return {**row, "terms": terms, "forward": key}
 
-    def _carry_out(
-        self, loser: Row, winner: Row, merged: Row, step: list[Change], at: tuple[float, float, int]
-    ) -> bool:
+    def _carry_out(self, loser: Row, winner: Row, merged: Row, at: Row) -> bool:
         """One step of consolidation, if both memories are still as they were read."""
-        both = {**_guard(winner), **{f"{k}_loser": v for k, v in _guard(loser).items()}}
-        both |= dict(zip(("now", "run", "step"), at))
-        lost = re.sub(r":_(\w+)", r":_\1_loser", GUARD)
-        ours = "EXISTS (SELECT 1 FROM memories WHERE id = :_id_loser AND superseded_at = :now)"
-        changed = {name: value for name, value in merged.items() if value != winner[name]}
-        changed = changed or {"source": winner["source"]}
-        log = f"INSERT INTO upkeep_log SELECT :run, :step, :id, :before, :after WHERE {ours} ON CONFLICT DO NOTHING"
-        entries = [{"id": c.id, "before": json.dumps(c.before), "after": json.dumps(c.after)} for c in step]
-        first = f"""UPDATE memories SET superseded_at = :now WHERE {lost}
-            AND EXISTS (SELECT 1 FROM memories WHERE {GUARD})"""
-        link = f"""INSERT INTO links (from_id, to_id, kind, created_at) SELECT :_id, :_id_loser, 'updates', :now
-            WHERE {ours} ON CONFLICT DO NOTHING"""
-        done = self._db.batch([
-            (f"{first} RETURNING id", both), *((log, {**both, **entry}) for entry in entries), (link, both),
-            (f"UPDATE memories SET {_assigned(changed)} WHERE {GUARD} AND {ours}", {**both, **changed}),
-        ])  # fmt: skip
-        return bool(done[0])
+        names = [name for name in COLUMNS if merged[name] != winner[name]] or ["source"]
+        old, new = ({name: row[name] for name in names if name not in ("terms", "forward")} for row in (winner, merged))
+        both = {**at, **_guard(winner), **{f"{name}_loser": value for name, value in _guard(loser).items()}}
+        both |= {"before": json.dumps(old), "after": json.dumps(new)}
+        lost, here = re.sub(r":_(\w+)", r":_\1_loser", GUARD), f"EXISTS (SELECT 1 FROM memories WHERE {GUARD})"
+        ours = "EXISTS (SELECT 1 FROM upkeep_log WHERE run = :run AND step = :step)"
+        steps = [
+            f"UPDATE memories SET superseded_at = :now WHERE {lost} AND {here}",
+            f"{LOG_MERGE} WHERE {GUARD} AND EXISTS {MERGED} ON CONFLICT DO NOTHING RETURNING run",
+            f"{LINK_MERGE} WHERE {ours} ON CONFLICT DO NOTHING",
+            f"UPDATE memories SET {_assigned(names)} WHERE {GUARD} AND {ours}",
+        ]
+        both |= {name: merged[name] for name in names}
+        return bool(self._db.batch([(sql, both) for sql in steps])[1])
 
     def undo_upkeep(self) -> list[Change]:
         """Take back the last run that changed memories: each is as it was, but for what was said since."""
-        self._begin()
+        now = self._begin()
         where, params = self._reach(writing=True)
-        mine = f"memory_id IN (SELECT id FROM memories WHERE {where})"
-        latest = f"SELECT max(run) FROM upkeep_log WHERE {mine}"
-        sql = f"SELECT run, step, memory_id, before, after FROM upkeep_log WHERE {mine} AND run = ({latest})"
-        entries = self._db.execute(f"{sql} ORDER BY step DESC, memory_id", (*params, *params))
-        changes: list[Change] = []
-        for run, step, id, before, after in entries:
-            row, (was, became) = self._by_id(id), map(json.loads, (before, after))
-            back = {name: was[name] if row[name] == became[name] else row[name] for name in was}
-            if row["mentions"] != became.get("mentions", row["mentions"]):
-                back["mentions"] = max(1, row["mentions"] + was["mentions"] - became["mentions"])
+        mine = f"SELECT id FROM memories WHERE {where}"
+        mine = f"undone_at IS NULL AND loser IN ({mine}) AND winner IN ({mine})"
+        latest = f"{STEPS} WHERE {mine} AND run = (SELECT max(run) FROM upkeep_log WHERE {mine}) ORDER BY step DESC"
+        return [change for step in self._db.execute(latest, params * 4) for change in self._undo(step, now)]
+
+    def _undo(self, step: tuple[Any, ...], now: float) -> list[Change]:
+        """Take back one merge, unless its memories have gone their own ways since; it is not made again."""
+        run, number, loser, winner, merged_at, *texts = step
+        was, became = map(json.loads, texts)
+        at = {"run": run, "step": number, "loser": loser, "at": merged_at, "now": now}
+        for _ in range(100):
+            rows = {row["id"]: row for row in self._reachable([loser, winner])}
+            if len(rows) < 2:
+                return []
+            row, back = rows[winner], dict[str, Any]()
+            for name in was:
+                if name in ("tags", "keywords"):
+                    added = set(_labels(became[name])) - set(_labels(was[name]))
+                    back[name] = _joined([label for label in _labels(row[name]) if label not in added])
+                elif name == "mentions":
+                    back[name] = max(1, row[name] + was[name] - became[name])
+                else:
+                    back[name] = was[name] if row[name] == became[name] else row[name]
             again = self._derived({**row, **back})
-            undo = f"""UPDATE OR IGNORE memories SET {_assigned(COLUMNS[1:])} WHERE id = :id AND mentions = :_mentions
-                AND mentioned_at = :_mentioned_at RETURNING id"""
-            unlink = """DELETE FROM links WHERE to_id = ? AND kind = 'updates' AND created_at = ?
-                AND to_id IN (SELECT id FROM memories WHERE superseded_at IS NULL)"""
-            unlog = ("DELETE FROM upkeep_log WHERE run = ? AND step = ? AND memory_id = ?", (run, step, id))
-            link = (unlink, (id, became.get("superseded_at")))
-            done = self._db.batch([(undo, {**again, **_guard(row)}), link, unlog])
-            told = _differences(row, again) if done[0] else ({}, {"kept": "a newer memory says the same"})
-            changes.append(Change("undo", id, *told))
-        return changes
+            names = {**at, **{name: again[name] for name in (*was, "terms", "forward")}, **_guard(row)}
+            lives = "EXISTS (SELECT 1 FROM memories WHERE id = :loser AND superseded_at IS NULL)"
+            done = self._db.batch([
+                (f"""UPDATE OR IGNORE memories SET superseded_at = NULL WHERE id = :loser AND superseded_at = :at
+                    AND EXISTS (SELECT 1 FROM memories WHERE {GUARD}) RETURNING id""", names),
+                (f"UPDATE memories SET {_assigned([*was, 'terms', 'forward'])} WHERE {GUARD} AND {lives}", names),
+                (f"DELETE FROM links WHERE from_id = :_id AND to_id = :loser AND created_at = :at AND {lives}", names),
+                (f"UPDATE upkeep_log SET undone_at = :now WHERE run = :run AND step = :step AND {lives}", names),
+            ])  # fmt: skip
+            if done[0]:
+                return [Change("undo", loser, {"superseded_by": winner}, {"superseded_by": None}),
+                        Change("undo", winner, *_differences(row, again))]  # fmt: skip
+            if self._reachable([winner]) == [row]:
+                break
+        self._db.batch([("UPDATE upkeep_log SET undone_at = :now WHERE run = :run AND step = :step", at)])
+        return [Change("undo", loser, {}, {"kept": f"it or #{winner} has changed since"})]
 
     def _summarise(self, where: str, params: Sequence[Any], now: float, dry_run: bool) -> list[Change]:
         """A written summary for each category of a space and project, where a model is there to write it."""
@@ -2792,12 +2900,13 @@ class MemoryStore:
     def _project(self, project: Any) -> str:
         return _line(project or os.environ.get("MCP_MEMORY_PROJECT"))
 
-    def _scopes(self, space: Any = None, project: Any = None) -> list[Scope]:
+    def _scopes(self, space: Any = None, project: Any = None, past: bool = False) -> list[Scope]:
         """The spaces that a caller may read and chooses, each with the project chosen and '', or with all it has."""
         chosen, spaces = self._project(project), self.identity.reads(space)
         if chosen:
             return [(name, project) for name in spaces for project in (chosen, "")]
-        held = sorted({p for name in spaces for (p,) in self._db.execute(PROJECTS, {"space": name})}) or [""]
+        every = "SELECT DISTINCT project FROM memories WHERE space = :space" if past else PROJECTS
+        held = sorted({p for name in spaces for (p,) in self._db.execute(every, {"space": name})}) or [""]
         return [(name, project) for name in spaces for project in held]
 
     def _reach(self, space: Any = None, writing: bool = False) -> tuple[str, tuple[str, ...]]:
@@ -2854,7 +2963,7 @@ class MemoryStore:
                     self.close()
                     raise
             if self._db.scrub_due:
-                self._db.scrub(0)
+                self._db.scrub(patience=0)
             if self._db.changed() or not self._meta:
                 self._adopt(dict(self._db.execute("SELECT key, value FROM meta")))
         return float(self.clock())
@@ -3087,8 +3196,8 @@ class Connection:
         """Whether the path now leads to another file, or to none."""
         return False
 
-    def scrub(self, patience: float = 1.0) -> None:
-        """Take erased text out of logs, where that is in our hands."""
+    def scrub(self, texts: Sequence[str] = (), patience: float = 1.0) -> None:
+        """Take erased texts out of logs and spare room, where that is in our hands."""
 
     def tidy(self) -> None:
         """Renew what the engine knows of its tables."""
@@ -3193,12 +3302,33 @@ class LocalFile(Connection):
         before, self._version = self._version, self.execute("PRAGMA data_version")[0][0]
         return before != self._version
 
-    def scrub(self, patience: float = 1.0) -> None:
-        """Empty the write-ahead log, so that erased text is in no byte of it; due again while others read."""
+    def scrub(self, texts: Sequence[str] = (), patience: float = 1.0) -> None:
+        """Empty the write-ahead log, so that erased text is in no byte of it; due again while others read.
+
+        SQLite now and then leaves a copy in a page it has rearranged: a file that still holds a text is written anew.
+        """
         with self:
             self._db.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
             self.scrub_due = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            if not self.scrub_due and self._holds(texts):
+                try:
+                    self._db.execute("VACUUM")
+                    self.scrub_due = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+                except sqlite3.OperationalError:  # in use just now
+                    self.scrub_due = True
             self._db.execute(f"PRAGMA busy_timeout = {int(self.policy.busy_seconds * 1000)}")
+
+    def _holds(self, texts: Sequence[str]) -> bool:
+        needles = [text.encode()[:200] for text in texts if len(text) > 3]
+        if not needles or self.path == ":memory:":
+            return False
+        tail = b""
+        with open(self.path, "rb") as file:
+            while block := file.read(1 << 22):
+                if any(needle in tail + block for needle in needles):
+                    return True
+                tail = block[-200:]
+        return False
 
     def tidy(self) -> None:
         """Let SQLite renew its statistics."""
@@ -3222,7 +3352,7 @@ class LocalFile(Connection):
         with self.lock:
             if self.scrub_due and not self.replaced():
                 with suppress(MemoryStoreError):
-                    self.scrub(0.1)
+                    self.scrub(patience=0.1)
             self._db.close()
 
     def _stat(self) -> tuple[int, int] | None:
@@ -3395,7 +3525,7 @@ ADVICE = {
     "readonly|read-only": "The memory file can only be read: nothing was saved. Check the rights of file and folder.",
     "not a database": "This file is no memory file; it was not touched. Choose another, or restore a backup.",
     "malformed": "The memory file is damaged; it was left as it is. Copy it away, then restore a backup.",
-    "unable to open|denied|no such|not a dir|exists": "Cannot open the memory file. Check the rights of its folder.",
+    "unable to open|denied|no such (file|dir)|not a dir|exists": "Cannot open it. Check the rights of file and folder.",
 }
 
 # --- Models ---
@@ -3632,9 +3762,20 @@ def build_server(store: MemoryStore, **settings: Any) -> Any:
                 taken = BeforeValidator(_as_text if kind is str else store._limit)
                 tool.__annotations__[name] = Annotated[kind, taken, Field(description=PARAMETERS[name])]
         notes = ToolAnnotations.model_validate({**hints, "openWorldHint": False})
+        tool = _in_thread(tool) if settings and not named else tool  # mcp 1.x would let all wait for one
         server.add_tool(tool, description=about.replace("\n", " "), annotations=notes, structured_output=False)
     _add_resources(server, store, ResourceError)
     return server
+
+
+def _in_thread(call: Callable[..., str]) -> Callable[..., Any]:
+    from anyio.to_thread import run_sync
+
+    @wraps(call)
+    async def threaded(**given: Any) -> str:
+        return str(await run_sync(partial(call, **given)))
+
+    return threaded
 
 
 def _add_resources(server: Any, store: MemoryStore, missing: type[Exception]) -> None:
@@ -3788,11 +3929,8 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
             return AccessToken(token=token, client_id=_written(who), scopes=[]) if who else None
 
     store._identity = _caller
-    names = ["127.0.0.1", "localhost", "[::1]", *hosts]
-    allowed = [f"{name}{port}" for name in names for port in ("", ":*")]
-    origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in allowed]
-    security = TransportSecuritySettings(allowed_hosts=allowed, allowed_origins=origins)
-    http = {"stateless_http": True, "json_response": True, "transport_security": security}
+    guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # by _guarded, on every route
+    http = {"stateless_http": True, "json_response": True, "transport_security": guarded}
     auth = AuthSettings.model_validate({"issuer_url": "http://localhost", "resource_server_url": None})
     try:
         server = build_server(store, auth=auth, token_verifier=Tokens(), **http)  # mcp 1.x
@@ -3808,8 +3946,12 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
         if get_access_token() is None:
             ask = {"WWW-Authenticate": 'Basic realm="memory: any name, the token as password", charset="UTF-8"'}
             return PlainTextResponse("A token is needed: any user name, and the token as password.", 401, ask)
-        origin = request.headers.get("origin", "")
-        if request.method == "POST" and origin.partition("//")[2] not in ("", request.headers["host"]):
+        origin, site = (request.headers.get(name, "") for name in ("origin", "sec-fetch-site"))
+        elsewhere = origin.partition("//")[2] not in ("", request.headers["host"]) or site in (
+            "cross-site",
+            "same-site",
+        )
+        if request.method == "POST" and elsewhere:
             return PlainTextResponse("This was sent by another page: refused.", 403)
         form = parse_qs((await request.body()).decode("utf-8", "replace"))
         told = await run_sync(_page_answer, store, request.query_params.get("q", ""), form.get("forget", [""])[0])
@@ -3817,84 +3959,89 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
 
     server.custom_route("/health", methods=["GET"])(health)
     server.custom_route("/", methods=["GET", "POST"])(answer)
-    return _guarded(app(), security)
+    return _guarded(app(), {"127.0.0.1", "localhost", "[::1]", *(name.lower() for name in hosts)})
 
 
 MOST_BODY, SLOW, BAD_TOKENS = 4 * 1024 * 1024, 20.0, 20  # bytes; seconds for one body; a minute and address
+HOST = re.compile(r"(?:(?P<scheme>https?)://)?(?P<name>\[[\da-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 
 
-def _guarded(app: Any, security: Any) -> Any:
+class _Refused(Exception):
+    """A body that is too large (413) or too slow (408)."""
+
+
+def _guarded(app: Any, names: set[str]) -> Any:
     """An ASGI application behind checks that hold for every route: host, origin, size and pace of the body, bad tokens.
 
     A browser sends the token as the password of basic authentication, which is handed on as a bearer token.
     """
-    from anyio import move_on_after
-    from mcp.server.transport_security import TransportSecurityMiddleware
-    from starlette.requests import Request
+    from anyio import fail_after
+    from starlette.datastructures import Headers
     from starlette.responses import PlainTextResponse
 
-    check, bad = TransportSecurityMiddleware(security), dict[str, list[float]]()
+    bad: dict[str, list[float]] = {}
 
-    async def read(request: Request) -> bytes | int:
-        """The body, or the status to refuse it with."""
-        body, size = bytearray(), request.headers.get("content-length", "0")
-        with move_on_after(SLOW):
-            more = not size.isdigit() or int(size) <= MOST_BODY
-            while more and len(body) <= MOST_BODY:
-                message = await request.receive()
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-            return 413 if len(body) > MOST_BODY or (size.isdigit() and int(size) > MOST_BODY) else bytes(body)
-        return 408
+    def refusal(headers: Any) -> int:
+        host, origin = (HOST.fullmatch(headers.get(name, "").lower()) for name in ("host", "origin"))
+        if not host or host["scheme"] or host["name"] not in names:
+            return 421
+        if headers.get("origin") and not (origin and origin["scheme"] and origin["name"] in names):
+            return 403
+        size = headers.get("content-length", "0")
+        return 413 if not size.isdecimal() or int(size) > MOST_BODY else 0
+
+    def too_often(address: str) -> bool:
+        now = time.monotonic()
+        if len(bad) > 10_000:
+            bad.clear()
+        bad[address] = [*(at for at in bad.get(address, ()) if at > now - 60), now][-BAD_TOKENS - 1 :]
+        return len(bad[address]) > BAD_TOKENS
 
     async def guarded(scope: Any, receive: Any, send: Any) -> Any:
         if scope["type"] != "http":
             return await app(scope, receive, send) if scope["type"] == "lifespan" else None
-        request = Request(scope, receive)
-        if refused := await check.validate_request(request):
-            return await refused(scope, receive, send)
-        body = await read(request)
-        if isinstance(body, int):
-            return await PlainTextResponse("Too large or too slow.", body, {"Connection": "close"})(
-                scope, receive, send
-            )
-        given = request.headers.get("authorization", "")
+        headers, failed, size, until = Headers(scope=scope), "", 0, time.monotonic() + SLOW
+        given = headers.get("authorization", "")
         if given[:6].lower() == "basic ":
             with suppress(ValueError):
                 given = "Bearer " + b64decode(given[6:]).decode("utf-8", "replace").partition(":")[2]
-        others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
-        scope = {
-            **scope,
-            "headers": [*others, (b"authorization", given.encode("latin-1", "replace"))] if given else others,
-        }
-        came = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replay() -> Any:
-            return came.pop() if came else await receive()
-
-        failed = False
+        async def limited() -> Any:
+            nonlocal size
+            try:
+                with fail_after(max(0.0, until - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise _Refused(408) from None
+            size += len(message.get("body", b""))
+            if size > MOST_BODY:
+                raise _Refused(413)
+            return message
 
         async def counted(message: Any) -> None:
             nonlocal failed
-            failed = failed or message.get("status") == 500
-            if failed:
-                return  # it is told below, in words
             if message["type"] == "http.response.start":
+                failed = "The server failed at this request." if message["status"] == 500 else ""
                 message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
-                if message["status"] == 401 and given:
-                    who, now = (scope.get("client") or ("",))[0], time.monotonic()
-                    if len(bad) > 10_000:
-                        bad.clear()
-                    bad[who] = [*(at for at in bad.get(who, ()) if at > now - 60), now][-BAD_TOKENS - 1 :]
-                    message["status"] = 429 if len(bad[who]) > BAD_TOKENS else 401
-            await send(message)
+                if message["status"] == 401 and given and too_often((scope.get("client") or ("",))[0]):
+                    message["status"] = 429
+            if not failed:  # else it is told below, in words
+                await send(message)
 
+        status = refusal(headers)
+        if status:
+            return await PlainTextResponse("Refused.", status, {"Connection": "close"})(scope, receive, counted)
+        others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        token = [(b"authorization", given.encode("latin-1", "replace"))] if given else []
         try:
-            await app(scope, replay, counted)
+            await app({**scope, "headers": [*others, *token]}, limited, counted)
+        except _Refused as exc:
+            status = exc.args[0]
         except Exception as exc:  # noqa: BLE001 - a trace would show what was asked
-            if failed:
-                text = _lined(exc) if isinstance(exc, MemoryStoreError) else "The server failed at this request."
-                await PlainTextResponse(text, 503)(scope, receive, send)
+            failed = _lined(exc) if isinstance(exc, MemoryStoreError) else failed
+        if failed or status:
+            told, failed = failed or "The body is too large or too slow.", ""
+            await PlainTextResponse(told, status or 503, {"Connection": "close"})(scope, receive, send)
 
     return guarded
 
@@ -3923,12 +4070,18 @@ def serve_http(store: MemoryStore, host: str = "127.0.0.1", port: int = 8765, ho
     try:
         import uvicorn
 
-        app = http_app(store, [*hosts, *([host] if named not in ("0.0.0.0", "::") else [])])
+        address = f"[{named}]" if ":" in named else named
+        app = http_app(store, [*hosts, address])
     except ModuleNotFoundError as exc:
         raise MemoryStoreError(f"Serving needs the MCP SDK ({exc}); install it: pip install 'mcp>=1.23,<3'") from exc
     try:
         family = socket.AF_INET6 if ":" in named else socket.AF_INET
-        listening = socket.create_server((named, port), family=family, backlog=2048)
+        # TCP by name: only then does asyncio send answers at once (TCP_NODELAY).
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((named, port))
+        listening.listen(2048)
     except OSError as exc:
         raise MemoryStoreError(
             f"Cannot listen on {host}:{port}: {exc.strerror or exc}. Choose another --port."
@@ -3942,11 +4095,11 @@ def serve_http(store: MemoryStore, host: str = "127.0.0.1", port: int = 8765, ho
         signal.signal(getattr(signal, name), lambda *_: _leave(store))
     threading.Thread(target=_keep_up, args=(store,), daemon=True).start()
     _say(
-        f"serving http://{host}:{listening.getsockname()[1]}/mcp and a page at /"
+        f"serving http://{address}:{listening.getsockname()[1]}/mcp and a page at /"
         + f"; no token yet, {make}" * (not valid)
     )
     quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
-    config = uvicorn.Config(app, ws="none", timeout_graceful_shutdown=3, **quiet)
+    config = uvicorn.Config(app, ws="none", proxy_headers=False, timeout_graceful_shutdown=3, **quiet)
     uvicorn.Server(config).run(sockets=[listening])
     store.close()
     return 0

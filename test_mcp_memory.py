@@ -1918,9 +1918,11 @@ SCHEMA_3 = (
     + """
 CREATE TABLE tokens (hash TEXT PRIMARY KEY, identity TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL,
   revoked_at REAL) WITHOUT ROWID;
-CREATE TABLE upkeep_log (run REAL NOT NULL, step INTEGER NOT NULL, memory_id INTEGER NOT NULL, before TEXT NOT NULL,
-  after TEXT NOT NULL, PRIMARY KEY (run, step, memory_id)) WITHOUT ROWID;
-CREATE INDEX upkeep_log_memory ON upkeep_log (memory_id);
+CREATE TABLE upkeep_log (run REAL NOT NULL, step INTEGER NOT NULL, loser INTEGER NOT NULL, winner INTEGER NOT NULL,
+  merged_at REAL NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, undone_at REAL,
+  PRIMARY KEY (run, step)) WITHOUT ROWID;
+CREATE INDEX upkeep_log_loser ON upkeep_log (loser);
+CREATE INDEX upkeep_log_winner ON upkeep_log (winner);
 CREATE TABLE summaries (space TEXT NOT NULL, project TEXT NOT NULL, category TEXT NOT NULL, written_at REAL NOT NULL,
   content TEXT NOT NULL, PRIMARY KEY (space, project, category)) WITHOUT ROWID;
 """
@@ -2467,7 +2469,9 @@ def test_mentions_of_two_that_say_the_same_are_counted_once_within_the_window(st
     assert (memory.created_at.timestamp(), memory.mentioned_at.timestamp()) == (said[0], said[4])
     assert set(memory.tags) == {"clay"} and set(memory.keywords) == {"pottery"} and kept.id == memory.id
     assert str(kept).startswith(f"consolidate #{kept.id}: ") and "category question -> interest" in str(kept)
-    assert "superseded_at None -> 2026-03-01" in str(gone) and contents(store.recall("pottery")) == [memory.content]
+    assert str(gone) == f"consolidate #{gone.id}: superseded_by None -> {kept.id}" and contents(
+        store.recall("pottery")
+    ) == [memory.content]
     clock.later(days=1)
     store.remember(memory.content)  # said since: that stays when the run is taken back
     store.undo_upkeep()
@@ -2583,6 +2587,170 @@ def test_what_is_long_dead_is_erased_only_when_told_and_after_a_copy(
     for wrong in ("", "soon", None):
         with pytest.raises(InvalidMemory):
             store.forget_dead(wrong, dry_run=False)
+
+
+def test_a_link_to_what_replaced_a_memory_stays_in_its_space(store: MemoryStore) -> None:
+    store._identity = replace(ALICE, admin=True)
+    store.remember("The rent is 700 euros")
+    store.remember("The rent is 800 euros", updates=1)
+    store.remember("#2", space="org:acme")
+    store._identity = ALICE
+    for id in (1, 2):
+        with pytest.raises(MemoryStoreError, match=r"nothing was (saved|changed)"):
+            store.remember("The rent is 900 euros", updates=id)
+    store._identity = CAROL
+    assert contents(store.recall("rent")) == ["The rent is 800 euros"]
+
+
+@pytest.mark.parametrize("where", ["between the look and the search", "between the search and the write"])
+def test_another_persons_first_memory_is_never_counted_on(path: Path, clock: Clock, where: str) -> None:
+    with MemoryStore(path, clock=clock, identity=ALICE) as a, MemoryStore(path, clock=clock, identity=EVE) as b:
+        a.remember(SAILS)
+        real = a._surroundings if "look" in where else a._near
+
+        def slow(*args: Any) -> Any:
+            seen = real(*args)
+            b.remember(BEES)
+            return seen
+
+        setattr(a, real.__name__, slow)
+        done = a.remember("User keeps bees!")
+        assert (done.outcome, done.memory.space, done.similar) == ("stored", "user:alice", ())
+        assert [m.mentions for m in b.list_()] == [1]
+
+
+def test_words_of_others_neither_help_nor_hinder_a_misspelt_one(path: Path, clock: Clock) -> None:
+    with MemoryStore(path, clock=clock, identity=ALICE) as a, MemoryStore(path, clock=clock, identity=EVE) as b:
+        a.remember("User is learning python")
+        a.remember("Probe divorcexx one")
+        before = [contents(a.recall(word)) for word in ("pthon", "divorcz")]
+        b.remember("pthons and pthone are names, divorces too")
+        assert [contents(a.recall(word)) for word in ("pthon", "divorcz")] == before and before[0]
+
+
+def test_a_person_alone_sees_that_nothing_is_shared(store: MemoryStore) -> None:
+    store.remember(BEES)
+    for found in (store.recall("", space="shared"), store.list_(space="shared"), store.recall("bees", space="shared"),
+                  store.list_(space="shared", at="-1d")):  # fmt: skip
+        assert list(found) == [] and "no team" in found.note
+
+
+def test_what_an_earlier_life_counted_is_not_counted_again(store: MemoryStore, clock: Clock) -> None:
+    for _ in range(6):
+        store.remember("How does the eel swim?", "one-time")
+        clock.later(days=1)
+    clock.later(days=400)
+    assert store.remember("How does the eel swim?").outcome == "reborn"
+    store.import_(
+        [json.dumps({"content": "How does the eel really swim?", "category": "one-time", "created_at": clock()})]
+    )
+    store.upkeep("consolidate")
+    assert [(m.mentions, m.category) for m in store.recall("eel")] in ([(1, "one-time")], [(2, "one-time")])
+
+
+def twins(store: MemoryStore, *texts: str, **given: Any) -> None:
+    store.import_(
+        [json.dumps({"content": text, "created_at": T0 - (i + 1) * DAY, **given}) for i, text in enumerate(texts)]
+    )
+
+
+def test_what_was_merged_into_a_memory_goes_with_it_and_comes_back_once(
+    store: MemoryStore, path: Path, clock: Clock
+) -> None:
+    twins(store, "User keeps red bees", "The user keeps red bees", mentions=2)
+    for _ in range(3):  # restored, it is not merged again
+        store.upkeep("consolidate")
+        for memory in (store.get(1), store.get(2)):
+            if memory.superseded_at:
+                assert store.restore(memory.id).superseded_at is None
+        assert [m.mentions for m in store.list_()] == [2, 2]
+    assert store.upkeep() == []
+    twins(store, "User keeps blue bees", "The user keeps blue bees")
+    store.upkeep("consolidate")
+    (kept,) = store.recall("blue")
+    store.forget(kept.id)
+    assert not [text for text in saved(path) if "blue" in text] and store.undo_upkeep() == []
+
+
+def test_undoing_leaves_what_was_said_since(store: MemoryStore, clock: Clock) -> None:
+    twins(
+        store, "User lives in Porto", "The user lives in Porto", "User keeps bees", "The user keeps bees!", tags=["z"]
+    )
+    store.upkeep("consolidate")
+    porto, bees = (store.recall(word)[0].id for word in ("porto", "bees"))
+    clock.later(days=1)
+    store.remember("User lives in Lisbon now", updates=porto)
+    store.remember("User keeps bees", tags="new")
+    undone = store.undo_upkeep()
+    assert [str(c) for c in undone if "kept" in c.after] and not [
+        m for m in store.recall("Porto") if "Porto" in m.content
+    ]
+    assert {m.mentions for m in store.recall("bees")} == {1, 2} and set(store.get(bees).tags) == {"new", "z"}
+    assert store.undo_upkeep() == []
+
+
+@pytest.mark.parametrize("texts", [
+    ("User turned heating", "User turned heating on", "User turned heating off"),
+    ("Mia lost phone", "Mia lost her phone", "Mia lost his phone"),
+    ("User flies to Berlin Friday", "User flies from Berlin Friday"),
+])  # fmt: skip
+@pytest.mark.parametrize("way", ["said", "merged"])
+def test_what_contradicts_never_meets_over_a_third(
+    store: MemoryStore, clock: Clock, texts: tuple[str, ...], way: str
+) -> None:
+    if way == "merged":
+        twins(store, *texts)
+        store.upkeep()
+    else:
+        for text in texts:
+            store.remember(text)
+            clock.later(days=1)
+    logged = "SELECT content FROM mention_log WHERE memory_id = ?"
+    wordings = [{m.content, *(t for (t,) in store._db.execute(logged, (m.id,)) if t), *contents(store.history(m.id))}
+                for m in store.list_()]  # fmt: skip
+    assert not [w for w in wordings if {texts[-1], texts[-2]} <= w]
+
+
+def test_many_of_one_kind_are_put_in_order_in_bounded_time(store: MemoryStore) -> None:
+    from itertools import islice, permutations
+
+    names = [" ".join(p) for p in islice(permutations("Ann Ben Cleo Dov Eli Fay Gus".split()), 400)]
+    twins(store, *names, *(f"User likes reading books about x{i}y" for i in range(800)))
+    before = time.process_time()
+    store.upkeep("consolidate", dry_run=True)
+    assert time.process_time() - before < 60  # a bound on blow-ups, not a measurement: it takes about a second
+
+
+def test_one_change_meanwhile_does_not_end_a_run(path: Path, clock: Clock) -> None:
+    with MemoryStore(path, clock=clock) as store, MemoryStore(path, clock=clock) as other:
+        twins(store, *(f"{who} keeps bee{i}z" for i in range(5) for who in ("User", "The user")))
+        real, calls = store._carry_out, []
+
+        def slow(*args: Any) -> bool:
+            if not calls:
+                clock.later(days=1)
+                other.remember(args[0]["content"])
+            calls.append(args)
+            return real(*args)
+
+        store._carry_out = slow  # type: ignore[method-assign]
+        assert len(store.upkeep("consolidate")) == 10 and len(calls) == 6
+        assert len(store.list_()) == 5 and sum(m.mentions for m in store.list_()) == 11
+
+
+@FILE_ONLY
+def test_a_file_that_keeps_a_copy_of_erased_text_is_written_anew(store: MemoryStore, path: Path) -> None:
+    secret = "The gate opens with xylophone seven"
+    store.remember(secret)
+    store.remember(BEES)
+    make(
+        path,
+        "CREATE TABLE stray (x)",
+        f"INSERT INTO stray VALUES ('{secret}')",
+        "PRAGMA secure_delete = OFF; DROP TABLE stray",
+    )
+    assert store.forget(1).content == secret and b"xylophone" not in raw(path) and saved(path) == [BEES]
+    sound(path)
 
 
 # --- Engines ---
@@ -3472,7 +3640,7 @@ def test_resources_and_prompts_answer(shared: Client) -> None:
     fixed = {resource["uri"] for resource in shared.request("resources/list")["resources"]}
     spaces = {"memory://personal/summary", "memory://shared/summary"}
     assert fixed == {"memory://summary", "memory://recent", "memory://categories", *spaces}
-    assert "shipyard" in read("memory://personal/summary") and "You share no space" in read("memory://shared/summary")
+    assert "\nfact (" in read("memory://personal/summary") and "You share no space" in read("memory://shared/summary")
     (template,) = shared.request("resources/templates/list")["resourceTemplates"]
     assert template["uriTemplate"] == "memory://{id}"
     assert "shipyard" in read("memory://1") and "relevance = 0.9 x" in read("memory://1")
@@ -3801,6 +3969,10 @@ def test_off_loopback_nothing_is_served_before_there_is_a_token(path: Path) -> N
         ("memory.example.org:443", 200),
         ("localhost:1", 200),
         ("example.org", 421),
+        ("Memory.Example.ORG", 200),
+        ("localhost:evil", 421),
+        ("localhost:80@evil.example", 421),
+        ("localhost:80.evil.example", 421),
     ):
         assert served.ask("GET", "/health", Host=host)[0] == status
     assert served.stop() == ""
@@ -3819,9 +3991,11 @@ def test_every_route_checks_host_and_origin_and_shows_nothing_without_a_token(
         )
     for name, value, refused in (("Host", "evil.example", 421), ("Host", f"127.0.0.1.evil.example:{served.port}", 421),
                                  ("Origin", "http://evil.example", 403), ("Origin", "null", 403),
-                                 ("Origin", "http://localhost.evil.example", 403)):  # fmt: skip
+                                 ("Origin", "http://localhost.evil.example", 403),
+                                 ("Origin", "http://localhost:80@evil.example", 403)):  # fmt: skip
         for kind in (served.ask, lambda *a, **h: served.page(ann, a[0], **h) if a[1] == "/" else served.ask(*a, **h)):
-            assert kind(method, route, "" if method == "POST" else None, **{name: value})[0] == refused  # type: ignore[operator]
+            status, headers, _ = kind(method, route, "" if method == "POST" else None, **{name: value})  # type: ignore[operator]
+            assert status == refused and headers["X-Content-Type-Options"] == "nosniff"
     assert served.ask("OPTIONS", route, Origin=f"http://localhost:{served.port}")[0] in (401, 404, 405, 429)
 
 
@@ -3854,6 +4028,52 @@ def test_answers_of_many_people_at_once_are_never_mixed(web: Web) -> None:
         for n, told in enumerate(pool.map(talk, range(36))):
             assert all(set(re.findall(r"Owl(\d)", text)) == {str(n % 3)} for text in told)
     assert query(served.db, "SELECT count(*), sum(mentions) FROM memories WHERE content LIKE 'Owl%'") == [(36, 36)]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"Content-Length: 10\r\n\r\nforget=1", b"Transfer-Encoding: chunked\r\n\r\n8\r\nforget=1\r\n"]
+)
+def test_a_body_cut_off_is_not_carried_out(path: Path, sent: bytes) -> None:
+    with MemoryStore(path) as store:
+        store.remember(BEES)
+    login = b64encode(f"x:{token(path, 'me')}".encode()).decode()
+    served = Served(path)
+    with socket.create_connection(("127.0.0.1", served.port)) as line:
+        line.sendall(f"POST / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n".encode() + sent)
+    with socket.create_connection(("127.0.0.1", served.port)) as line:  # sizes that mean nothing
+        line.sendall(
+            f"POST / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\nContent-Length: -1\r\n\r\n".encode()
+        )
+        assert b" 400 " in line.recv(100) or b" 413 " in line.recv(100)
+    assert served.ask("GET", "/health")[0] == 200 and served.stop() == ""
+    assert saved(path) == [BEES]
+
+
+@LINUX
+def test_strangers_fill_no_memory_and_answers_are_not_held_back(path: Path) -> None:
+    good = token(path, "me")
+    served = Served(path)
+    memory = Path(f"/proc/{served.process.pid}/statm")
+    before, head = (
+        int(memory.read_text().split()[1]),
+        b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4194304\r\n\r\n",
+    )
+    lines = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(40)]
+    for line in lines:
+        with suppress(OSError):  # answered before the body is read
+            line.sendall(head + b"x" * 1_000_000)
+    assert (int(memory.read_text().split()[1]) - before) * 4096 < 40e6
+    for line in lines:
+        line.close()
+    http, times = HTTPConnection("127.0.0.1", served.port), []
+    for _ in range(30):
+        start = time.perf_counter()
+        http.request("GET", "/health")
+        http.getresponse().read()
+        times.append(time.perf_counter() - start)
+    http.close()
+    assert sorted(times)[15] < 0.03  # 40 ms where small answers wait for an acknowledgement
+    assert "Nothing matches" in served.tool(good, "recall", query="a " * 1_900_000) and served.stop() == ""
 
 
 @LINUX
