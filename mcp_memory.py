@@ -440,6 +440,17 @@ class Recalled(tuple[Memory, ...]):
         return self
 
 
+class Taken(int):
+    """How many memories an import made or changed; `skipped`: the lines left out, each with its reason."""
+
+    skipped: list[str]
+
+    def __new__(cls, changed: int, skipped: Iterable[str] = ()) -> "Taken":
+        self = super().__new__(cls, changed)
+        self.skipped = list(skipped)
+        return self
+
+
 def plain(value: Any) -> Any:
     """Records as dicts and lists that `json.dumps` takes: times as ISO 8601 UTC, an infinite half-life as None."""
     if isinstance(value, Recalled):
@@ -2661,38 +2672,51 @@ class MemoryStore:
             "links": [dict(zip(("kind", "to_id", "created_at"), link)) for link in linked],
         }  # fmt: skip
 
-    def import_(self, file: str | os.PathLike[str] | Iterable[str], *, space: str | None = None) -> int:
+    def import_(
+        self, file: str | os.PathLike[str] | Iterable[str], *, space: str | None = None, dry_run: bool = False
+    ) -> "Taken":
         """Read JSON lines written by `export`: all of them or, with the numbers of the bad lines, none.
 
-        A memory that is there already takes the later mention, the earlier creation and the higher count, so a second
+        What other programs keep is recognised as well (see `foreign`); there a line that is no memory is left out. A
+        memory that is there already takes the later mention, the earlier creation and the higher count, so a second
         import changes nothing. Ids are kept where free. space: where all of them go; blank: where each was, if it says.
-        Returns how many memories are new or changed.
+        Returns how many memories are new or changed, with the lines left out as `skipped`.
         """
         now = self._begin()
         if isinstance(file, (str, os.PathLike)):
             try:
-                with open(locate(file), encoding="utf-8-sig") as lines:
-                    return self.import_(lines, space=space)
+                with open(locate(file), encoding="utf-8-sig", newline="") as lines:
+                    return self.import_(lines, space=space, dry_run=dry_run)
             except (OSError, UnicodeDecodeError) as exc:
                 raise InvalidMemory(f"Cannot read {file}: {exc}. Nothing was imported.") from exc
+        own = [line.rstrip("\r\n") for line in file]
+        others = foreign(own)
         drafts, bad = [], []
-        for number, line in enumerate(file, 1):
+        mine: Found = ((number, line) for number, line in enumerate(own, 1) if line.strip())
+        for number, given in mine if others is None else others:
             try:
-                drafts += [self._imported(json.loads(line), space, now)] if line.strip() else []
+                if others is not None and isinstance(given, str):
+                    raise InvalidMemory(given)  # why it is left out
+                drafts.append(self._imported(json.loads(given) if isinstance(given, str) else given, space, now))
             except MemoryStoreError as exc:
                 bad.append(f"line {number}: {exc}")
             except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
                 bad.append(f"line {number}: not one memory as JSON")
-        if bad:
+        if bad and others is None:
             raise InvalidMemory(f"Nothing was imported. Bad lines: {len(bad)}. {'; '.join(bad[:10])}")
         changed, again = [0], [int(not self._db.reads_within)]
+        if dry_run:
+            unlike = {tuple(each[0][name] for name in ("space", "project", "fingerprint")): each for each in drafts}
+            for _ in self._merge(list(unlike.values()), changed):  # what it would write
+                pass
+            return Taken(changed[0], bad)
         self._db.batch(self._merge(drafts, changed))
         for _ in range(9 * again[0]):  # what says the same within one file, or was changed meanwhile
             again = [0]
             self._db.batch(self._merge(drafts, again))
             if not again[0]:
                 break
-        return changed[0]
+        return Taken(changed[0], bad)
 
     def _imported(self, record: Row, space: str | None, now: float) -> Imported:
         """A line of an import as a row, its log and its links."""
@@ -2701,6 +2725,7 @@ class MemoryStore:
         draft = self._draft({**record, "space": self.identity.writes(space or record.get("space"))}, [], now)
         times = ("created_at", "mentioned_at", "expires_at", "superseded_at")
         draft.update({name: when(record[name], now) for name in times if record.get(name) is not None})
+        draft["undated"] = not (record.get("created_at") or record.get("mentioned_at"))
         draft["id"] = _whole(record.get("id") or 0) or None  # an absurd one would use up the ids: renumbered
         draft["id"] = draft["id"] if (draft["id"] or 0) < 10**12 else None
         draft["mentioned_at"] = max(draft["mentioned_at"] if record.get("mentioned_at") else 0.0, draft["created_at"])
@@ -2745,6 +2770,8 @@ class MemoryStore:
             else:
                 if draft["category"] == "reference" != twin["category"]:  # read now, but said before
                     draft = {**draft, "mentioned_at": twin["mentioned_at"], "mentions": 1}
+                if draft.get("undated"):  # read again, not said again
+                    draft = {**draft, "created_at": twin["created_at"], "mentioned_at": twin["mentioned_at"]}
                 after = {name: max(twin[name], draft[name]) for name in ("mentions", "mentioned_at")}
                 after["created_at"] = where["born"] = min(twin["created_at"], draft["created_at"])
                 newer = (draft["mentions"], draft["mentioned_at"]) > (twin["mentions"], twin["mentioned_at"])
@@ -3076,6 +3103,106 @@ def _newer(hits: Sequence[Hit]) -> Iterator[str]:
 def _dumped(categories: Mapping[str, Category]) -> str:
     held = {kind: (weight, None if math.isinf(life) else life) for kind, (weight, life) in categories.items()}
     return json.dumps(held)
+
+
+BLOCK = ("<!-- mcp-decaying-memory begin -->", "<!-- mcp-decaying-memory end -->")  # around what `brief --into` writes
+Found = Iterator[tuple[int, Row | str]]  # a line number, and a record or the reason why there is none
+ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)])\s+(?:\[[ xX]\]\s+)?(.*)")
+STAMPED = re.compile(
+    r"\[?(?P<at>\d{4}-\d\d-\d\d|unknown)\]?\s*[-:\u2013\u2014]?\s+(?P<text>.+)|(?P<t>.+?)\s*[\[(](?P<a>\d{4}-\d\d-\d\d)[\])]"
+)
+TEXT_COLUMNS = ("content", "memory", "text", "fact", "statement", "observation")
+
+
+def foreign(lines: list[str]) -> Found | None:
+    """Memories as other programs write them, one by one; None for JSON lines of our own.
+
+    Known are the JSON lines of the official memory server (entities with observations, relations), mem0's JSON, lists
+    as in MEMORY.md, CLAUDE.md or an assistant's exported memory ("[2025-05-01] - text"), and CSV with a header.
+    """
+    whole = "\n".join(lines).strip()
+    with suppress(ValueError, RecursionError):
+        data = json.loads(whole) if whole[:1] in ("[", "{") else None
+        for name in ("results", "memories", "data"):
+            data = data.get(name, data) if isinstance(data, dict) else data
+        if isinstance(data, list):
+            return enumerate((_of_mem0(item) for item in data), 1)
+    if whole[:1] == "{":
+        first = next(line for line in lines if line.strip())
+        return _of_graph(lines) if re.search(r'"type"\s*:\s*"(entity|relation)"', first) else None
+    header = re.split(r"[,;\t]", next((line for line in lines if line.strip()), "").lower().replace('"', ""))
+    return _of_csv(lines) if {name.strip() for name in header} & set(TEXT_COLUMNS) else _of_list(lines)
+
+
+def _of_mem0(item: Any) -> Row | str:
+    text = (
+        next((item[name] for name in TEXT_COLUMNS if isinstance(item.get(name), str)), "")
+        if isinstance(item, dict)
+        else ""
+    )
+    dates = {"created_at": item.get("created_at"), "mentioned_at": item.get("updated_at")} if text else {}
+    return (
+        {"content": text, "tags": item.get("categories") or (), "source": "mem0", **dates} if text else "no text in it"
+    )
+
+
+def _of_graph(lines: list[str]) -> Found:
+    for number, line in enumerate(lines, 1):
+        try:
+            item = json.loads(line) if line.strip() else {}
+            if item.get("type") == "relation":
+                said = [f"{item['from']} {str(item['relationType']).replace('_', ' ')} {item['to']}"]
+            else:
+                name, kind = item.get("name", ""), item.get("entityType", "")
+                said = [
+                    text if name.lower() in text.lower() else f"{name}: {text}" for text in item.get("observations", ())
+                ]
+                said = said or [f"{name} is a {kind}"] * bool(name)
+            if line.strip() and not said:
+                yield number, "neither an entity nor a relation"
+            for text in said:
+                yield number, {"content": text, "tags": [item.get("entityType", "")], "source": "server-memory"}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            yield number, "neither an entity nor a relation"
+
+
+def _of_csv(lines: list[str]) -> Found:
+    import csv
+
+    header = lines[0]
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), skipinitialspace=True)
+    names = {"date": "created_at", "created": "created_at", "timestamp": "created_at", "updated_at": "mentioned_at"}
+    names |= dict.fromkeys(TEXT_COLUMNS, "content")
+    for row in table:
+        given = {
+            names.get(k, k): v
+            for k, v in ((str(k).strip().lower(), v) for k, v in row.items())
+            if isinstance(v, str) and v
+        }
+        yield table.line_num, given if given.get("content") else "no text in it"
+
+
+def _of_list(lines: list[str]) -> Found:
+    """The items of a list, or all lines where nothing is an item; headings become tags, our own block is left out."""
+    listed, heading, fenced, ours = any(map(ITEM.match, lines)), "", False, False
+    items: list[tuple[int, str, str]] = []
+    for number, line in enumerate(lines, 1):
+        fence, item = line.lstrip().startswith("```"), ITEM.match(line)
+        fenced, ours = fenced != fence, (ours or BLOCK[0] in line) and BLOCK[1] not in line
+        if fence or fenced or ours or line.lstrip().startswith("<!--"):
+            yield number, "code or a comment"
+        elif title := re.match(r"#+\s+(.*)", line):
+            heading = title[1]
+        elif item or (not listed and line.strip()):
+            items.append((number, item[1] if item else line.strip(), heading))
+        elif line.strip() and line[0].isspace() and items:
+            items[-1] = (items[-1][0], f"{items[-1][1]} {line.strip()}", items[-1][2])
+        elif line.strip():
+            yield number, "no item of the list"
+    for number, text, title in items:
+        dated = STAMPED.fullmatch(text := re.sub(r"\*\*(.+?)\*\*", r"\1", text))
+        at, said = (dated["at"] or dated["a"], dated["text"] or dated["t"]) if dated else (None, text)
+        yield number, {"content": said, "tags": [title], "created_at": None if at == "unknown" else at}
 
 
 def _sha256(token: str) -> str:
@@ -4283,7 +4410,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("restore", "take back a superseding or a merge", "id")
     piped = {"nargs": "?", "default": "-"}
     verb("export", "write all memories as JSON lines", "file", "--force", "--space", file=piped)
-    verb("import", "read JSON lines, all or none", "file", "--space", file=piped)
+    verb("import", "read JSON lines, or what another program keeps", "file", "--space", "--dry-run", file=piped)
     verb("backup", "copy the store to one file, also while it is in use", "file", "--force")
     verb("upkeep", "merge what says the same, check the index", "--job", "--dry-run", "--undo")
     verb("page", "write a page that shows your memories and how they will fade", "file", "--force", file=PAGE_FILE)
@@ -4366,7 +4493,8 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) ->
     if verb == "import" and file == "-" and isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")
     if verb == "import":
-        return {"new or changed": store.import_(sys.stdin if file == "-" else file, **given)}
+        taken = store.import_(sys.stdin if file == "-" else file, **given)
+        return {"would be new or changed" if given["dry_run"] else "new or changed": taken, "skipped": taken.skipped}
     return {"backup": store.backup(file, overwrite=force)}
 
 
@@ -4426,13 +4554,16 @@ def _printed(result: Any, as_json: bool) -> str:
     return "\n".join([*head, *_listed({k: v for k, v in result.items() if k not in ("path", "readers") or not head})])
 
 
+NOTHING = {"health": "good"}
+
+
 def _listed(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield f"{indent}{name}: " + ", ".join(f"{k} {v}" for k, v in value.items() if not isinstance(v, dict))
             yield from _listed({k: v for k, v in value.items() if isinstance(v, dict)}, indent + "  ")
         else:
-            yield f"{indent}{name}: {('; '.join(value) or 'good') if isinstance(value, list) else value}"
+            yield f"{indent}{name}: {('; '.join(value) or NOTHING.get(name, 'none')) if isinstance(value, list) else value}"
 
 
 DEMO = (
