@@ -33,7 +33,7 @@ import unicodedata
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial, wraps
@@ -117,6 +117,8 @@ class Policy:
     repeat_postings: int = _knob(100, 10, 1e6)  # index entries read to find a repeat
     query_words: int = _knob(32, 4, 500)  # distinct words of one query
     busy_seconds: float = _knob(10.0, 0, 600)  # patience with another writer
+    brief_tokens: int = _knob(1000, 50, 1e6)  # of what an agent is told at the start of a session
+    hook_match: float = _knob(0.5, 0, 1)  # below it a memory is not brought up unasked
     upkeep_seconds: float = _knob(600.0, 0, 1e6)  # between two looks of a server whether upkeep is due; 0: never
     power_safe: bool = _knob(True, 0, 1)  # fsync at each commit; off: only a power cut can lose the last ones
     wal: bool = _knob(True, 0, 1)  # write-ahead log for new files; off: rollback journal
@@ -491,6 +493,43 @@ def _memory(row: Row, now: float, policy: Policy, match: float | None = None) ->
     )  # fmt: skip
 
 
+def _again(memory: Memory, policy: Policy) -> float:
+    """The relevance that one more mention now would give."""
+    after = _mentioned_again(memory, policy)
+    return relevance(after.category, after.mentions, 0.0, policy)
+
+
+def _mentioned_again(memory: Memory, policy: Policy) -> Counted:
+    was = Counted(memory.category, memory.first_category, memory.mentions, memory.mentioned_at.timestamp())
+    now = was.mentioned_at + memory.age_days * DAY
+    return mention(was, now, policy=replace(policy, debounce_hours=0))[1]
+
+
+def outlook(memory: Memory, policy: Policy = DEFAULT) -> str:
+    """When a memory fades and dies, and how many days later it would with one more mention now."""
+    if memory.dead_at is None or memory.fades_at is None:
+        return "never fades"
+    now = memory.mentioned_at + timedelta(days=memory.age_days)
+
+    def day(at: datetime) -> str:
+        return f"{at.day} {at:%b}" if abs(at - now) < timedelta(days=300) else f"{at:%b %Y}"
+
+    parts = {"ACTIVE": f"fades {day(memory.fades_at)}, dead ", "FADING": "dead ", "DEAD": "dead since "}
+    after = _mentioned_again(memory, policy)
+    later = days_until(policy.dead_below, after.category, after.mentions, 0.0, policy)
+    gained = (later or math.inf) - (memory.dead_at - now) / timedelta(days=1)
+    return f"{parts[memory.status]}{day(memory.dead_at)}; one more mention: +{gained:.0f} d"
+
+
+def sparkline(
+    memory: Memory, policy: Policy = DEFAULT, marks: str = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+) -> str:
+    """Relevance from now to 90 days ahead in as many signs as there are `marks`, the highest for 1 and above."""
+    steps = [memory.age_days + 90 * i / (len(marks) - 1) for i in range(len(marks))]
+    values = (relevance(memory.category, memory.mentions, age, policy) for age in steps)
+    return "".join(marks[round(min(1.0, value) * (len(marks) - 1))] for value in values)
+
+
 SPANS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "d": DAY}
 SPANS |= {"day": DAY, "w": 7 * DAY, "week": 7 * DAY, "mo": 30.44 * DAY, "month": 30.44 * DAY}
 SPANS |= {"y": 365.25 * DAY, "year": 365.25 * DAY}
@@ -825,7 +864,7 @@ def guess_category(content: str) -> str:
     return "question" if ASKS.search(content) else "preference" if PREFERS.search(content) else "fact"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def statement(text: str) -> Statement:
     """Take a text apart into what `same_statement` and `same_topic` compare."""
     plain = re.sub(r"n't\b|\bno longer\b", " not", fold(text).replace("cannot", "can not").replace("can't", "can not"))
@@ -1204,7 +1243,10 @@ class Change(NamedTuple):
         def told(name: str, value: Any) -> str:
             return f"{_time(value):%Y-%m-%d %H:%M}" if name.endswith("_at") and value else printable(str(value))
 
-        steps = (f"{k} {told(k, self.before.get(k))} -> {told(k, self.after[k])}" for k in self.after)
+        steps = (
+            f"{k} {told(k, self.before[k])} -> {told(k, v)}" if k in self.before else f"{k} {told(k, v)}"
+            for k, v in self.after.items()
+        )
         return f"{self.job}{f' #{self.id}' * bool(self.id)}: {', '.join(steps)}"
 
 
@@ -1215,6 +1257,7 @@ class Hit(NamedTuple):
     match: float | None
     value: float  # relevance
     row: Row
+    parts: tuple[str, ...] = ()  # what the rank is made of besides relevance, in words
 
     def order(self) -> tuple[float, float, int]:
         """Best first; among equals the later mentioned, then the newer."""
@@ -1731,13 +1774,13 @@ class MemoryStore:
     def recall(
         self, query: str = "", *, limit: Any = None, category: str | None = None, tags: str | Iterable[str] = (),
         project: str | None = None, since: Any = None, until: Any = None, at: Any = None, related: Any = 0,
-        space: str | None = None,
+        space: str | None = None, why: bool = False,
     ) -> Recalled:  # fmt: skip
         """Find memories, best first; never writes, and showing a memory is not a mention.
 
         query: any text; blank: the most relevant now; "#12": that memory with its equation and history, and with
         `related` the memories up to so many links away. space: "personal", "shared", "both" (also when blank) or the
-        name of one.
+        name of one. why: the note explains each rank, factor by factor.
         since, until, at: see `when`; `at` looks at another time: what was known then, as relevant as it was then.
         """
         now = self._begin()
@@ -1771,7 +1814,26 @@ class MemoryStore:
             matched = {hit.row["id"]: hit for hit in hits}
             mixed = [hit for pair in pairs for hit in pair if hit]
             hits = list({hit.row["id"]: matched.get(hit.row["id"], hit) for hit in mixed}.values())
-        return self._recalled(hits[:most], seen, others, " ".join(filter(None, [note, *_newer(hits[:most])])))
+        note = " ".join(filter(None, [note, *_newer(hits[:most])]))
+        if why:
+            note = "\n".join(filter(None, [note, *(self._why(hit, units, seen) for hit in hits[:most])]))
+        return self._recalled(hits[:most], seen, others, note)
+
+    def _why(self, hit: Hit, units: list[str], seen: View) -> str:
+        """How a rank came about, and what one more mention would make of it."""
+        memory, share = _memory(hit.row, seen.moment, self.policy), self.policy.relevance_share
+        held = {stem(word) for word in WORD.findall(fold(f"{memory.content} {hit.row['tags']} {hit.row['keywords']}"))}
+        found = [unit for unit in units if {stem(unit), *map(stem, IRREGULAR.get(unit, ()))} & held]
+        parts = " ".join(hit.parts) or (f"match {hit.match:.2f}" if hit.match else "no word matched")
+        factor = 1 - share + share * hit.value / (1 + hit.value)
+        again = _again(memory, self.policy)
+        better = 1 - share + share * again / (1 + again)
+        lacks = [unit for unit in units if unit not in found]
+        return (
+            f"#{memory.id} rank {hit.rank:.3f}: {parts} x {factor:.3f} for relevance {_rounded(hit.value)} "
+            f"({memory.equation.partition('= ')[2]}); words found: {', '.join(found) or 'none'}"
+            f"{'; lacking: ' * bool(lacks)}{', '.join(lacks)}; one more mention: x {better:.3f}"
+        )
 
     def _same_words(self, text: str, seen: View, hits: list[Hit]) -> list[Hit]:
         """The hits with whatever says exactly this, or did, in front: it is found however common its words are."""
@@ -1901,19 +1963,21 @@ class MemoryStore:
             if unread:
                 words = {stem(w) for w in WORD.findall(fold(f"{row['content']} {row['tags']} {row['keywords']}"))}
                 match += sum(weight for unit, weight in unread.items() if stem(unit) in words)
-            worth = match
+            worth, parts = match, [f"match {match:.3f}"]
             if row["source"]:
                 near = (
                     (rows[i + k][0], part * matches.get(i + k, 0.0)) for k, part in NEIGHBOURS.items() if i + k in rows
                 )
-                worth += sum(part for other, part in near if _together(row, other))
+                beside = sum(part for other, part in near if _together(row, other))
+                worth, parts = worth + beside, [*parts, *([f"+ {beside:.3f} for neighbours"] if beside else [])]
             if names and (opening := WORD.match(row["content"])) and opening[0].lower() in names:
-                worth *= NAMED
-            worth += COSINE * alike.get(i, 0.0)
+                worth, parts = worth * NAMED, [*parts, f"x {NAMED} for the name it opens with"]
+            if alike.get(i):
+                worth, parts = worth + COSINE * alike[i], [*parts, f"+ {COSINE} x {alike[i]:.3f} for meaning"]
             if span and span[0] - DAY <= row["created_at"] <= span[1] + DAY:
-                worth *= TIMELY
+                worth, parts = worth * TIMELY, [*parts, f"x {TIMELY} for its time"]
             shown = min(1.0, max(match, alike.get(i, 0.0)))
-            hits.append(Hit(worth * (1 - share + share * value / (1 + value)), shown, value, row))
+            hits.append(Hit(worth * (1 - share + share * value / (1 + value)), shown, value, row, tuple(parts)))
         lives, weak = self.policy.dead_below, self.policy.weak_match
         if any(hit.value >= lives for hit in hits):
             hits = [hit for hit in hits if hit.value >= lives or (hit.match or 0.0) >= weak]
@@ -1942,7 +2006,8 @@ class MemoryStore:
         if not linked:
             return hits
         rows = self._valued(self._rows_by_id(linked, seen.where, *seen.params), seen)
-        added = (Hit(LINKED * hits[0].rank, LINKED * (hits[0].match or 0.0), value, row) for row, value in rows)
+        part = f"{LINKED} x the rank of #{hits[0].row['id']}, since linked,"
+        added = (Hit(LINKED * hits[0].rank, LINKED * (hits[0].match or 0.0), v, row, (part,)) for row, v in rows)
         return sorted([*hits, *added], key=Hit.order)
 
     def _valued(self, rows: Iterable[Row], seen: View) -> Iterator[tuple[Row, float]]:
@@ -1954,9 +2019,11 @@ class MemoryStore:
 
     def _as_of(self, row: Row, moment: float) -> Row:
         """The row with the mentions it had at `moment`, by counting its log again."""
-        if row["mentioned_at"] <= moment:
-            return row
-        policy = replace(self.policy, debounce_hours=0)
+        return row if row["mentioned_at"] <= moment else self._replayed(row, moment, self.policy)
+
+    def _replayed(self, row: Row, moment: float, policy: Policy) -> Row:
+        """The row as its log would have made it by `moment` under a policy."""
+        policy = replace(policy, debounce_hours=0)
         states = [Counted(row["first_category"], row["first_category"], 1, row["created_at"])]
         log = "SELECT mentioned_at FROM mention_log WHERE memory_id = ? AND counted = 1 ORDER BY mentioned_at"
         for (mentioned_at,) in self._db.execute(log, (row["id"],)):
@@ -2090,6 +2157,7 @@ class MemoryStore:
         memory = _memory(self._as_of(row, moment), moment, self.policy)
         lines = [
             memory.equation,
+            f"{sparkline(memory, self.policy)} {outlook(memory, self.policy)}",
             f"{memory.forecast}; created {memory.created_at:%Y-%m-%d %H:%M} UTC as {memory.first_category}",
         ]
         if len(memory.content) > QUOTED:
@@ -2804,6 +2872,45 @@ class MemoryStore:
     ) -> dict[str, Category]:
         """Change base weights and half-lives (days) of this file, for all programs; returns what holds now."""
         self._begin()
+        changed = self._categories(weights, half_lives)
+        if changed != self.policy.categories:
+            keep = (KEEP_META, {"key": "categories", "value": _dumped(changed)})
+            policy = replace(self.policy, categories=changed)
+            self._db.batch([keep, *((SET_FORWARD, group) for group in self._forwards(policy))])
+            self._adopt(dict(self._db.execute("SELECT key, value FROM meta")))
+        return dict(self.policy.categories)
+
+    def replay(
+        self, weights: Mapping[str, float] | None = None, half_lives: Mapping[str, float] | None = None
+    ) -> list[Change]:
+        """What another policy would have made of the present memories, from their mention logs; changes nothing.
+
+        Lists those that would have another status or category, the most relevant first.
+        """
+        now, where = self._begin(), self._reach()
+        policy = replace(self.policy, categories=self._categories(weights, half_lives))
+        found: list[tuple[float, Change]] = []
+        for row in self._rows(f"superseded_at IS NULL AND {where[0]}", *where[1]):
+            is_, would = _memory(row, now, self.policy), _memory(self._replayed(row, now, policy), now, policy)
+            names = ("status", "category", "mentions", "relevance")
+            before, after = ({name: getattr(m, name) for name in names} for m in (is_, would))
+            if (is_.status, is_.category) != (would.status, would.category):
+                told = {
+                    name: _rounded(v) if name == "relevance" else v for name, v in after.items() if v != before[name]
+                }
+                before["relevance"] = _rounded(before["relevance"])
+                found.append(
+                    (
+                        would.relevance,
+                        Change("replay", row["id"], before, {**told, "content": quoted(row["content"], 60)}),
+                    )
+                )
+        return [change for _, change in sorted(found, key=lambda each: -each[0])]
+
+    def _categories(
+        self, weights: Mapping[str, float] | None, half_lives: Mapping[str, float] | None
+    ) -> dict[str, Category]:
+        """The categories with some weights and half-lives changed, checked."""
         changed = dict(self.policy.categories)
         for values, name in ((weights or {}, "base_weight"), (half_lives or {}, "half_life_days")):
             for kind, value in values.items():
@@ -2812,12 +2919,7 @@ class MemoryStore:
                         f"The {name} of {kind} must be a number above 0, not {value}; nothing was changed."
                     )
                 changed[kind] = _category(kind, self.policy)._replace(**{name: float(value)})
-        policy = replace(self.policy, categories=changed)
-        if changed != self.policy.categories:
-            keep = (KEEP_META, {"key": "categories", "value": _dumped(changed)})
-            self._db.batch([keep, *((SET_FORWARD, group) for group in self._forwards(policy))])
-            self._adopt(dict(self._db.execute("SELECT key, value FROM meta")))
-        return dict(self.policy.categories)
+        return changed
 
     def _forwards(self, policy: Policy) -> Iterator[tuple[Any, ...]]:
         """What SET_FORWARD needs for each group of memories: `forward` is linear in mentioned_at within one."""
@@ -3187,11 +3289,11 @@ def _of_list(lines: list[str]) -> Found:
     listed, heading, fenced, ours = any(map(ITEM.match, lines)), "", False, False
     items: list[tuple[int, str, str]] = []
     for number, line in enumerate(lines, 1):
-        fence, item = line.lstrip().startswith("```"), ITEM.match(line)
+        fence, item, title = line.lstrip().startswith("```"), ITEM.match(line), re.match(r"#+\s+(.*)", line)
         fenced, ours = fenced != fence, (ours or BLOCK[0] in line) and BLOCK[1] not in line
         if fence or fenced or ours or line.lstrip().startswith("<!--"):
             yield number, "code or a comment"
-        elif title := re.match(r"#+\s+(.*)", line):
+        elif title:
             heading = title[1]
         elif item or (not listed and line.strip()):
             items.append((number, item[1] if item else line.strip(), heading))
@@ -3199,10 +3301,10 @@ def _of_list(lines: list[str]) -> Found:
             items[-1] = (items[-1][0], f"{items[-1][1]} {line.strip()}", items[-1][2])
         elif line.strip():
             yield number, "no item of the list"
-    for number, text, title in items:
+    for number, text, tag in items:
         dated = STAMPED.fullmatch(text := re.sub(r"\*\*(.+?)\*\*", r"\1", text))
         at, said = (dated["at"] or dated["a"], dated["text"] or dated["t"]) if dated else (None, text)
-        yield number, {"content": said, "tags": [title], "created_at": None if at == "unknown" else at}
+        yield number, {"content": said, "tags": [tag], "created_at": None if at == "unknown" else at}
 
 
 def _sha256(token: str) -> str:
@@ -3868,8 +3970,8 @@ def build_server(store: MemoryStore, **settings: Any) -> Any:
         query: str = "", limit: int = store.policy.recall_limit, category: str = "", tags: str = "", project: str = "",
         since: str = "", until: str = "", at: str = "", related: str = "", space: str = "",
     ) -> str:  # fmt: skip
-        given = {"category": category, "tags": tags, "project": project, "since": since, "until": until, "at": at}
-        given |= {"related": related, "space": space}
+        given: dict[str, Any] = {"category": category, "tags": tags, "project": project, "space": space}
+        given |= {"since": since, "until": until, "at": at, "related": related}
         return answered(lambda: store.recall(query, limit=limit, **given))
 
     def forget(target: str = "") -> str:
@@ -4348,8 +4450,11 @@ def _page_answer(store: MemoryStore, query: str, forget: str) -> str:
 COLOURS = {"ACTIVE": "32", "FADING": "33", "DEAD": "90"}
 
 
-def _table(found: Recalled, out: TextIO) -> str:
-    """Memories in columns: id, status, a bar for relevance, mentions, category, content; then what else there is."""
+def _table(found: Recalled, out: TextIO, policy: Policy | None = None, later: float = 0.0) -> str:
+    """Memories in columns: id, status, a bar for relevance, mentions, category, content; then what else there is.
+
+    policy: also a curve of the coming 90 days and the outlook, or what has turned in the `later` seconds since now.
+    """
     terminal = out.isatty()
     width = (shutil.get_terminal_size().columns or 80) if terminal else 160
     paint = terminal and not os.environ.get("NO_COLOR")
@@ -4360,7 +4465,13 @@ def _table(found: Recalled, out: TextIO) -> str:
         full = round(5 * min(1.0, memory.relevance))
         bar, value = on * full + off * (5 - full), _rounded(memory.relevance)
         numbers = f"{bar} {value:6} {memory.mentions:3}x {memory.category:10}"
-        text, left = printable(memory.content), max(20, width - 42)
+        if policy:
+            age = memory.age_days - later / DAY
+            was = status(relevance(memory.category, memory.mentions, age, policy), policy)
+            ahead = outlook(memory, policy) if was == memory.status or not later else f"{was} -> {memory.status}"
+            curve = sparkline(memory, policy, *([] if on == "\u2588" else ["12345678"]))
+            numbers += f" {curve} {ahead:55}" if width >= 120 or was != memory.status else f" {curve}"
+        text, left = printable(memory.content), max(20, width - 42 - (65 if policy else 0))
         lines.append(f"{f'#{memory.id}':>5} {state} {numbers} {text if len(text) <= left else text[: left - 1] + '~'}")
     more = f"{found.more} more; --limit shows them" if found.more else ""
     return "\n".join(filter(None, [*lines, more, found.note]))
@@ -4398,7 +4509,7 @@ def _parser() -> argparse.ArgumentParser:
     labels = ("--category", "--keywords", "--tags", "--project", "--source", "--expires-at", "--space")
     verb("remember", "keep a statement", "content", *labels, *links, content=rest)
     when = ("--since", "--until", "--related")
-    verb("recall", "find memories; blank: the most relevant now", "query", *view, *when, query=many)
+    verb("recall", "find memories; blank: the most relevant now", "query", *view, *when, "--why", query=many)
     verb("ingest", "keep a file, a folder or standard input (-) as documents", "file", "--project", "--tags", "--space")
     dead = ("--dead-for", "--yes")
     verb("forget", "erase one memory by id or exact text, or what is DEAD for long", "target", *dead, target=many)
@@ -4406,7 +4517,13 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", "all memories, the most relevant first", *view)
     verb("show", "one memory with its equation and history", "id", "--at")
     verb("stats", "where the memories are, who can read them, counts, health")
-    verb("policy", "show or change base weights and half-lives (days; inf: never)", "--weight", "--half-life")
+    verb(
+        "policy",
+        "show or change base weights and half-lives (days; inf: never)",
+        "--weight",
+        "--half-life",
+        "--dry-run",
+    )
     verb("restore", "take back a superseding or a merge", "id")
     piped = {"nargs": "?", "default": "-"}
     verb("export", "write all memories as JSON lines", "file", "--force", "--space", file=piped)
@@ -4414,6 +4531,11 @@ def _parser() -> argparse.ArgumentParser:
     verb("backup", "copy the store to one file, also while it is in use", "file", "--force")
     verb("upkeep", "merge what says the same, check the index", "--job", "--dry-run", "--undo")
     verb("page", "write a page that shows your memories and how they will fade", "file", "--force", file=PAGE_FILE)
+    verb("brief", "what an agent should know at the start of a session", "--budget", "--into")
+    verb("hook", "answer a hook of Claude Code, given on standard input", "event")
+    verb("install", "enter this program into clients; blank: those found here", "client", "--print", client=many)
+    verb("uninstall", "take it out of clients", "client", client=many)
+    verb("doctor", "check the whole chain and say how to mend it")
     verb("demo", "watch five memories fade, in a temporary store")
     return parser
 
@@ -4436,6 +4558,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "all that has been DEAD so long, such as 180d; lists them, erases with --yes",
     },
     "--yes": {"action": "store_true", "help": "erase, after a copy"},
+    "--budget": {"metavar": "TOKENS"},
+    "--into": {"metavar": "FILE", "help": "into a block of its own in this file, such as CLAUDE.md"},
+    "event": {"choices": ("session-start", "prompt")},
+    "--print": {"action": "store_true", "help": "only print what to enter"},
+    "--why": {"action": "store_true", "help": "explain each rank"},
     "--job": {"choices": (*JOBS, "all"), "default": "all"},
     "--dry-run": {"action": "store_true", "help": "only tell"},
     "--undo": {"action": "store_true", "help": "take back the last run that changed memories"},
@@ -4476,6 +4603,22 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) ->
         return store.undo_upkeep() if given["undo"] else store.upkeep(given["job"], given["dry_run"])
     if verb == "token":
         return _token(store, **given)
+    if verb in ("install", "uninstall"):
+        db = store._given if isinstance(store._given, str) else None
+        return list(install(given["client"], db, given.get("print", False), verb == "uninstall"))
+    if verb == "doctor":
+        return list(doctor(store))
+    if verb == "hook":
+        sent = json.loads(sys.stdin.read() or "{}")
+        return (
+            json.dumps(told) if (told := hook(store, given["event"], sent if isinstance(sent, dict) else {})) else None
+        )
+    if verb == "brief":
+        words, _ = brief(store, int(given["budget"] or 0) or None)
+        if not given["into"]:
+            return words or None
+        write_block(given["into"], words)
+        return f"written into {locate(given['into'])}"
     if verb == "page":
         with store._beside(locate(file), force) as part:
             Path(part).write_text(page(store), encoding="utf-8", newline="\n")
@@ -4485,7 +4628,10 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) ->
     if verb == "stats":
         return store.stats()
     if verb == "policy":
-        held = store.change_policy(_numbers(given["weight"]), _numbers(given["half_life"]))
+        changes = _numbers(given["weight"]), _numbers(given["half_life"])
+        if given["dry_run"]:
+            return store.replay(*changes)
+        held = store.change_policy(*changes)
         return {kind: category._asdict() for kind, category in held.items()}
     if verb == "export":
         n = store.export(sys.stdout if file == "-" else file, overwrite=force, **given)
@@ -4510,6 +4656,323 @@ def _token(
     if action == "revoke":
         return store.revoke_token(name)
     return store.add_token(Identity(name, tuple(_labels(team)), org, admin), expires)
+
+
+def tokens(text: str) -> int:
+    """A safe estimate of the tokens of a text: a third of its UTF-8 bytes."""
+    return -(-len(text.encode("utf-8", "replace")) // 3)
+
+
+def brief(store: MemoryStore, budget: int | None = None, known: Iterable[int] = ()) -> tuple[str, list[int]]:
+    """What an agent should know at the start of a session, within `budget` tokens, and the ids told.
+
+    Corrections, the newest first, what never fades, then all that is ACTIVE in this project and everywhere; whole
+    lines only, framed as data. known: ids left out.
+    """
+    most, lines, told = budget or store.policy.brief_tokens, [f"{DATA}: what is known of the user."], list[int]()
+    lists = [store.list_(category=kind, limit=math.inf) for kind in ("correction", "core")]
+    lists[0] = Recalled(sorted(lists[0], key=lambda m: m.created_at, reverse=True))
+    seen = set(known)
+    for memory in (memory for found in (*lists, store.list_(limit=store.policy.max_limit)) for memory in found):
+        line = f"- #{memory.id} {memory.category}: {quoted(memory.content)}"
+        wanted = memory.status == "ACTIVE" and memory.category != "reference" and memory.id not in seen
+        if wanted and tokens("\n".join([*lines, line])) <= most:
+            lines.append(line)
+            told.append(memory.id)
+            seen.add(memory.id)
+    return ("\n".join(lines) if told else ""), told
+
+
+def write_block(path: str, text: str) -> None:
+    """Put a text between markers into a file, at its end at first, and touch nothing else of it.
+
+    Raises MemoryStoreError where the markers are not one pair.
+    """
+    target = Path(os.path.realpath(locate(path)))
+    old = target.read_bytes().decode("utf-8") if target.exists() else ""
+    newline = "\r\n" if "\r\n" in old else "\n"
+    block = newline.join([BLOCK[0], *text.split("\n"), BLOCK[1]])
+    counts, start, end = tuple(map(old.count, BLOCK)), old.find(BLOCK[0]), old.find(BLOCK[1])
+    if counts not in ((0, 0), (1, 1)) or end < start:
+        raise MemoryStoreError(f"The markers in {target} are not one pair; nothing was changed. Mend or remove them.")
+    gap = "" if not old else newline if old.endswith("\n") else 2 * newline
+    new = old[:start] + block + old[end + len(BLOCK[1]) :] if counts[0] else old + gap + block + newline
+    if new != old:
+        _replace_file(target, new.encode())
+
+
+def _replace_file(target: Path, data: bytes) -> None:
+    """Write a file of the user's whole or not at all, with the rights it had."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "it can only be read")
+        part.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, part)
+        os.replace(part, target)
+    except OSError as exc:
+        raise MemoryStoreError(f"Cannot write {target}: {exc.strerror or exc}. Nothing was changed.") from exc
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def hook(store: MemoryStore, event: str, given: Row) -> Row:
+    """Answer a hook of Claude Code: what to know at the start of a session, or what a prompt brings to mind.
+
+    event: "session-start" or "prompt"; given: its input. Within one session nothing is shown twice.
+    """
+    shown = _data_folder() / "sessions" / _sha256(str(given.get("session_id", "")))[:24]
+    known = list(map(int, shown.read_text().split())) if shown.exists() else []
+    if event == "session-start":
+        known = known if given.get("source") == "resume" else []
+        text, ids = brief(store, known=known)
+    else:
+        found = store.recall(str(given.get("prompt", "")), limit=20)
+        hits = [m for m in found if (m.match or 0.0) >= store.policy.hook_match and m.id not in known][:5]
+        text, ids = render(Recalled(hits), 4000) if hits else "", [m.id for m in hits]
+    shown.parent.mkdir(0o700, parents=True, exist_ok=True)
+    for old in shown.parent.iterdir():
+        if time.time() - old.stat().st_mtime > 7 * DAY:
+            old.unlink(missing_ok=True)
+    shown.write_text(" ".join(map(str, [*known, *ids])))
+    name = {"session-start": "SessionStart", "prompt": "UserPromptSubmit"}[event]
+    return {"hookSpecificOutput": {"hookEventName": name, "additionalContext": text}} if text else {}
+
+
+class Client(NamedTuple):
+    """How a client gets to know the server: by a command of its own, by a JSON file, or by a snippet put in by hand."""
+
+    program: str = ""
+    show: str = ""
+    add: str = ""
+    remove: str = ""
+    file: str = ""
+    snippet: str = "mcpServers"
+    restart: str = "start it again"
+
+
+_SUPPORT = {"darwin": "~/Library/Application Support", "win32": "${APPDATA}"}.get(sys.platform, "~/.config")
+CLIENTS = {
+    "claude-code": Client(
+        "claude", "mcp get {name}", "mcp add -s user {name} -- {command}", "mcp remove -s user {name}"
+    ),
+    "codex": Client("codex", "mcp get {name}", "mcp add {name} -- {command}", "mcp remove {name}"),
+    "gemini": Client("gemini", "mcp list", "mcp add -s user {name} {command}", "mcp remove -s user {name}"),
+    "vscode": Client("code", "", "--add-mcp {json}", "", "", "servers"),
+    "claude-desktop": Client(file=f"{_SUPPORT}/Claude/claude_desktop_config.json"),
+    "cursor": Client(file="~/.cursor/mcp.json"),
+    "windsurf": Client(file="~/.codeium/windsurf/mcp_config.json"),
+    "lm-studio": Client(file="~/.lmstudio/mcp.json"),
+    "cline": Client(file="~/.cline/data/settings/cline_mcp_settings.json"),
+    "project": Client(file=".mcp.json"),
+    "zed": Client(file="~/.config/zed/settings.json", snippet="context_servers"),
+    "opencode": Client(file="~/.config/opencode/opencode.json", snippet="mcp"),
+    "continue": Client(file="~/.continue/mcpServers/memory.json", snippet="mcpServers by hand"),
+    "jetbrains": Client(file="Settings, Tools, AI Assistant, Model Context Protocol", snippet="mcpServers by hand"),
+}
+
+
+def _own_command(db: str | None) -> list[str]:
+    """How a client starts this very program, by absolute paths, since graphical ones see no PATH."""
+    name = "mcp-decaying-memory" + ".exe" * (sys.platform == "win32")
+    script = Path(sys.executable).with_name(name)
+    installed = script.exists() and "site-packages" in Path(__file__).parts
+    command = [str(script)] if installed else [sys.executable, os.path.abspath(__file__)]
+    return [*command, "--db", locate(db)] if db else command
+
+
+def _entry(client: Client, command: list[str]) -> Row:
+    if client.snippet == "mcp":
+        return {"type": "local", "command": command, "enabled": True}
+    return {"command": command[0], "args": command[1:]}
+
+
+def _ours(entry: Any) -> bool:
+    return "mcp_memory" in json.dumps(entry) or "mcp-decaying-memory" in json.dumps(entry)
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str, int, int, int]]:
+    """The members of the JSON object at `at`: key, where the key begins, where its value begins and ends."""
+    decode, at = json.JSONDecoder().raw_decode, at + 1
+    while (at := re.compile(r"[\s,]*").match(text, at).end()) < len(text) and text[at] != "}":  # type: ignore[union-attr]
+        key, end = decode(text, at)
+        begin = re.compile(r"\s*:\s*").match(text, end).end()  # type: ignore[union-attr]
+        _, end = decode(text, begin)
+        yield key, at, begin, end
+        at = end
+
+
+def with_entry(text: str, name: str, entry: Row) -> str:
+    """A JSON configuration with our server in its `mcpServers`, every other byte as it was.
+
+    Raises ValueError where it is no plain JSON object, or a key comes twice.
+    """
+    plain = text if text.strip("\ufeff \r\n\t") else text + "{}"
+    top, newline = plain.find("{"), "\r\n" if "\r\n" in plain else "\n"
+    data = json.loads(plain.lstrip("\ufeff"))
+    members = list(_members(plain, top)) if isinstance(data, dict) else []
+    at = next((begin for key, _, begin, _ in members if key == "mcpServers"), None)
+    if not isinstance(data, dict) or len(members) != len(data) or not isinstance(data.get("mcpServers", {}), dict):
+        raise ValueError("no plain JSON object")
+    value = newline.join(json.dumps({name: entry}, indent=2, ensure_ascii=False)[1:-1].rstrip().split("\n"))
+    value = value.replace(newline, newline + "  ")
+    if at is None:
+        ends = "," if members else newline
+        return f'{plain[: top + 1]}{newline}  "mcpServers": {{{value}{newline}  }}{ends}{plain[top + 1 :]}'
+    ends = "," if data["mcpServers"] else f"{newline}  "
+    return f"{plain[: at + 1]}{value}{ends}{plain[at + 1 :]}"
+
+
+def without_entry(text: str, name: str) -> str:
+    """A JSON configuration without one of its `mcpServers`, every other byte as it was."""
+    at = next(begin for key, _, begin, _ in _members(text, text.index("{")) if key == "mcpServers")
+    start, end = next((start, end) for key, start, _, end in _members(text, at) if key == name)
+    before, after = text[:start].rstrip(), text[end:]
+    if comma := re.match(r"\s*,", after):
+        return before + after[comma.end() :]
+    return before.removesuffix(",") + after
+
+
+def install(names: Sequence[str], db: str | None = None, show: bool = False, remove: bool = False) -> Iterator[str]:
+    """Enter this program into clients, or take it out; yields what was done and what to do next.
+
+    names: of CLIENTS; blank: those found on this machine. show: only print what would be entered.
+    """
+    if unknown := [name for name in names if name not in CLIENTS]:
+        raise InvalidMemory(f"No client {unknown[0]!r}; known are: {', '.join(CLIENTS)}. Nothing was changed.")
+    command = _own_command(db)
+    if re.search(r"archive-v\d|[\\/]\.cache[\\/]", sys.prefix):
+        yield "note: this copy is in a cache that may be emptied; install it first (pip, uv tool or pipx), then again"
+    for name in names or [name for name, client in CLIENTS.items() if _present(client)]:
+        client = CLIENTS[name]
+        if client.program and not show and shutil.which(client.program):
+            yield f"{name}: {_by_command(client, command, remove)}"
+        elif client.file and client.snippet == "mcpServers" and not show:
+            yield f"{name}: {_by_file(Path(os.path.realpath(locate(client.file))), client, command, remove)}"
+        else:
+            key = client.snippet.partition(" ")[0]
+            block = json.dumps({key: {"memory": _entry(client, command)}}, indent=2, ensure_ascii=False)
+            verb = "remove this from" if remove else "put this into"
+            yield f"{name}: {verb} {client.file or 'its settings'}:\n{block}"
+
+
+def _present(client: Client) -> bool:
+    if client.program:
+        return shutil.which(client.program) is not None
+    return (
+        client.snippet == "mcpServers"
+        and client.file.startswith(("~", "$"))
+        and Path(locate(client.file)).parent.exists()
+    )
+
+
+def _by_command(client: Client, command: list[str], remove: bool) -> str:
+    import subprocess
+
+    def run(words: str, **given: str) -> "subprocess.CompletedProcess[str]":
+        filled = [part.format(**given) for part in words.split() if part != "{command}"]
+        line = [str(shutil.which(client.program)), *filled, *(command if "{command}" in words else [])]
+        return subprocess.run(line, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+
+    held = {name: run(client.show, name=name) for name in ("memory", "decaying-memory")} if client.show else {}
+    told = {name: done.stdout + done.stderr for name, done in held.items() if re.search(rf"\b{name}\b", done.stdout)}
+    ours = [name for name, text in told.items() if _ours(text)]
+    if remove:
+        if not ours or not client.remove:
+            return "is not there" if client.remove else "take it out in its settings"
+        done = run(client.remove, name=ours[0])
+        return "taken out" if done.returncode == 0 else f"failed: {(done.stderr or done.stdout).strip()[:300]}"
+    if ours and all(part in told[ours[0]] for part in command):
+        return "is there already"
+    if ours and client.remove:
+        run(client.remove, name=ours[0])
+    name = "decaying-memory" if "memory" in told and "memory" not in ours else "memory"
+    done = run(client.add, name=name, json=json.dumps({"name": name, "command": command[0], "args": command[1:]}))
+    if done.returncode:
+        return f"failed: {(done.stderr or done.stdout).strip()[:300]}"
+    return f"entered as {name}; {client.restart}"
+
+
+def _by_file(file: Path, client: Client, command: list[str], remove: bool) -> str:
+    """Enter into or take out of a JSON file, after a copy; a file that is no plain JSON is left alone."""
+    copy, entry = file.with_name(file.name + ".before-memory"), _entry(client, command)
+    try:
+        old = file.read_bytes().decode("utf-8") if file.exists() else ""
+        data = json.loads(old.lstrip("\ufeff") or "{}")
+        servers = data.get("mcpServers", {})
+        name = next((n for n, e in servers.items() if _ours(e)), "decaying-memory" if "memory" in servers else "memory")
+        bare = without_entry(old, name) if name in servers else old
+        new = with_entry(bare, name, entry)
+    except (ValueError, AttributeError, TypeError):
+        if not remove or "mcp_memory" in old or "mcp-decaying-memory" in old:
+            block = json.dumps({"mcpServers": {"memory": entry}}, indent=2, ensure_ascii=False)
+            return f"{file} is no plain JSON and was left alone; {'remove' if remove else 'add'} by hand:\n{block}"
+        return "is not there"
+    if remove and name not in servers:
+        return "is not there"
+    if not remove and servers.get(name) == entry:
+        return f"is there already: {file}"
+    if remove:
+        before = copy.read_bytes() if copy.exists() else None
+        whole = with_entry((before or b"").decode("utf-8"), name, servers[name]) == old
+        if whole and before is None:
+            file.unlink()
+        else:
+            _replace_file(file, before if whole and before is not None else bare.encode())
+        copy.unlink(missing_ok=True)
+        return f"taken out of {file}; {client.restart}"
+    if file.exists() and name not in servers:
+        _replace_file(copy, file.read_bytes())
+    _replace_file(file, new.encode())
+    return f"entered as {name} into {file}; {client.restart}"
+
+
+def doctor(store: MemoryStore) -> Iterator[str]:
+    """Check the whole chain, from Python to the entry in each client and a handshake with ourselves."""
+    import subprocess
+    from importlib import metadata
+
+    def line(good: bool, what: str, mend: str = "") -> str:
+        return f"{'ok  ' if good else 'BAD '} {what}{f': {mend}' if mend and not good else ''}"
+
+    yield line(sys.version_info >= (3, 10), f"Python {sys.version.split()[0]}", "3.10 or newer is needed")
+    try:
+        version = metadata.version("mcp")
+    except metadata.PackageNotFoundError:
+        version = ""
+    yield line(bool(version), f"mcp {version or 'is missing'}", "pip install 'mcp>=1.23,<3'")
+    try:
+        stats = store.stats()
+        yield line(True, f"{stats['path']}, {stats['memories']} memories, readable by {stats['readers']}")
+        yield line(
+            "FTS5" in stats["search"], f"SQLite {stats['sqlite']}, {stats['search']}", "another Python build has FTS5"
+        )
+        for problem in stats["health"]:
+            yield line("damaged" not in problem, problem, "restore a backup")
+    except MemoryStoreError as exc:
+        yield line(False, "the memory file", _lined(exc))
+    if version:
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "doctor", "version": "0"}}
+        ask = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
+        given = store._given if isinstance(store._given, str) else None
+        try:
+            done = subprocess.run(
+                _own_command(given), input=f"{ask}\n", capture_output=True, text=True, timeout=60, check=False
+            )
+            yield line(
+                '"serverInfo"' in done.stdout, "a handshake with ourselves", done.stderr.strip()[-300:] or "no answer"
+            )
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            yield line(False, "a handshake with ourselves", str(exc))
+    for name, client in CLIENTS.items():
+        if client.file and client.snippet == "mcpServers" and Path(locate(client.file)).exists():
+            text = Path(locate(client.file)).read_text(encoding="utf-8", errors="replace")
+            yield line(_ours(text), f"{name}: {locate(client.file)}", f"mcp-decaying-memory install {name}")
+        elif client.program and shutil.which(client.program):
+            shown = client.show.format(name="memory") or "--list-extensions"
+            yield f"     {name} is installed: `{client.program} {shown}` shows what it knows"
 
 
 def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[tuple[str, Row]]:
@@ -4541,11 +5004,11 @@ def _ingested(store: MemoryStore, path: str, given: dict[str, Any]) -> Iterator[
             yield name, {"skipped": [reason]}
 
 
-def _printed(result: Any, as_json: bool) -> str:
+def _printed(result: Any, as_json: bool, outlooks: Sequence[Any] = ()) -> str:
     if as_json:
         return json.dumps(plain(result), ensure_ascii=False, indent=2)
     if isinstance(result, Recalled):
-        return _table(result, sys.stdout)
+        return _table(result, sys.stdout, *outlooks)
     if isinstance(result, list):
         return "\n".join(map(str, result)) or "Nothing to change."
     if not isinstance(result, dict):
@@ -4563,7 +5026,8 @@ def _listed(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}: " + ", ".join(f"{k} {v}" for k, v in value.items() if not isinstance(v, dict))
             yield from _listed({k: v for k, v in value.items() if isinstance(v, dict)}, indent + "  ")
         else:
-            yield f"{indent}{name}: {('; '.join(value) or NOTHING.get(name, 'none')) if isinstance(value, list) else value}"
+            listed = "; ".join(value) or NOTHING.get(name, "none") if isinstance(value, list) else value
+            yield f"{indent}{name}: {listed}"
 
 
 DEMO = (
@@ -4628,10 +5092,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "demo":
             _demo()
         else:
-            with store:
+            with nullcontext() if verb in ("install", "uninstall", "doctor") else store:
                 result = _run(store, verb, given, as_json)
+                now = store.clock()
+                later = when(given["at"], now) - now if verb == "list" and given.get("at") else 0.0
             if result is not None:
-                print(_printed(result, as_json))
+                print(_printed(result, as_json, (store.policy, max(0.0, later)) if verb in ("list", "show") else ()))
         sys.stdout.flush()
         return 0
     except BrokenPipeError:
