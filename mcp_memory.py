@@ -4609,7 +4609,10 @@ def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) ->
     if verb == "doctor":
         return list(doctor(store))
     if verb == "hook":
-        sent = json.loads(sys.stdin.read() or "{}")
+        try:
+            sent = json.loads(sys.stdin.read() or "{}")
+        except (ValueError, RecursionError) as exc:
+            raise InvalidMemory(f"The hook was sent no JSON ({exc}): nothing was looked up.") from exc
         return (
             json.dumps(told) if (told := hook(store, given["event"], sent if isinstance(sent, dict) else {})) else None
         )
@@ -4897,10 +4900,10 @@ def _by_command(client: Client, command: list[str], remove: bool) -> str:
 
 def _by_file(file: Path, client: Client, command: list[str], remove: bool) -> str:
     """Enter into or take out of a JSON file, after a copy; a file that is no plain JSON is left alone."""
-    copy, entry = file.with_name(file.name + ".before-memory"), _entry(client, command)
+    copy, entry, old = file.with_name(file.name + ".before-memory"), _entry(client, command), ""
     try:
         old = file.read_bytes().decode("utf-8") if file.exists() else ""
-        data = json.loads(old.lstrip("\ufeff") or "{}")
+        data = json.loads(old.strip("\ufeff \r\n\t") or "{}")
         servers = data.get("mcpServers", {})
         name = next((n for n, e in servers.items() if _ours(e)), "decaying-memory" if "memory" in servers else "memory")
         bare = without_entry(old, name) if name in servers else old

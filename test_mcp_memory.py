@@ -242,6 +242,11 @@ def called(call: Callable[..., Any], *args: Any) -> str:
     return str(call(*args))
 
 
+BESIDE_PLUGIN = pytest.mark.skipif(
+    not (MODULE.parent / ".claude-plugin").exists(), reason="the plugin is not beside it"
+)
+
+
 def saved(path: Path) -> list[str]:
     return [content for (content,) in query(path, "SELECT content FROM memories ORDER BY id")]
 
@@ -4437,6 +4442,359 @@ def test_a_reader_that_goes_away_is_no_error(two: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+GRAPH = """{"type": "entity", "name": "Alice", "entityType": "person", "observations": ["likes tea", "Alice moved"]}
+{"type": "entity", "name": "Acme", "entityType": "company", "observations": []}
+{"type": "relation", "from": "Alice", "to": "Acme", "relationType": "works_at"}
+{"type": "thing"}"""
+MEM0 = """{"results": [{"id": "1", "memory": "User likes cricket", "created_at": "2024-07-26T10:00:00.123456-07:00",
+ "updated_at": "2024-08-01T00:00:00Z", "categories": ["sports"]}, {"memory": ""},
+ {"memory": "password: hunter2hunter22"}, 7]}"""
+LIST = """\ufeff# Tools\r
+- **Editor**: User prefers vim (2024-05-03)\r
+* [x] Uses pnpm,\r
+  not npm\r
+Prose between.\r
+```sh\r
+- rm -rf\r
+```\r
+1. [2023-01-02] - Born in Oslo\r
+<!-- mcp-decaying-memory begin -->\r
+- shown before\r
+<!-- mcp-decaying-memory end -->\r
+"""
+EXPORTED = "[2025-05-01] - User is allergic to nuts\n[unknown] - User has two cats\nUser plays the oboe\n"
+SHEET = 'date;text;tags\n2024-01-05;"User rides; a tram";city\n;;\nbad;User swims;\n'
+FOREIGN = {  # a file, what is taken from it, how many lines are left out
+    "graph.jsonl": (GRAPH, ["Alice: likes tea", "Alice moved", "Acme is a company", "Alice works at Acme"], 1),
+    "mem0.json": (MEM0, ["User likes cricket"], 3),
+    "MEMORY.md": (LIST, ["Editor: User prefers vim", "Uses pnpm, not npm", "Born in Oslo"], 7),
+    "chatgpt.txt": (EXPORTED, ["User is allergic to nuts", "User has two cats", "User plays the oboe"], 0),
+    "sheet.csv": (SHEET, ["User rides; a tram"], 2),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_other_programs_keep_is_taken_in_once_with_its_dates(
+    path: Path, tmp_path: Path, clock: Clock, name: str
+) -> None:
+    text, expected, skipped = FOREIGN[name]
+    (tmp_path / name).write_bytes(text.encode())
+    planned = json.loads(cli("import", str(tmp_path / name), "--dry-run", "--json", db=path).stdout)
+    assert planned["would be new or changed"] == len(expected) and count(path) == 0
+    done = json.loads(cli("import", str(tmp_path / name), "--json", db=path).stdout)
+    assert done["new or changed"] == len(expected) and done["skipped"] == planned["skipped"]
+    assert len(done["skipped"]) == skipped and all(re.match(r"line \d+: \w", line) for line in done["skipped"])
+    assert sorted(saved(path)) == sorted(expected)
+    before = everything(path)
+    assert json.loads(cli("import", str(tmp_path / name), "--json", db=path).stdout)["new or changed"] == 0
+    assert everything(path) == before
+    dates = {"User likes cricket": "2024-07-26", "Born in Oslo": "2023-01-02", "User rides; a tram": "2024-01-05"}
+    with MemoryStore(path) as store:
+        for memory in store.list_(limit=100):
+            assert f"{memory.created_at:%Y-%m-%d}" == dates.get(memory.content, f"{memory.created_at:%Y-%m-%d}")
+            assert memory.content not in dates or memory.status != "ACTIVE"
+            assert memory.content != "User likes cricket" or (memory.tags, memory.category) == (
+                ("sports",),
+                "preference",
+            )
+        if name == "mem0.json":
+            assert f"{store.list_()[0].mentioned_at:%Y-%m-%d}" == "2024-08-01"
+
+
+def test_list_and_show_look_ahead_and_mark_what_turns(path: Path, clock: Clock) -> None:
+    with MemoryStore(path) as store:
+        store.remember("User asked about gneiss", "question")
+        store.remember("User is called Ada", "core")
+        memory, core = store.get(1), store.get(2)
+        assert mcp_memory.outlook(core) == "never fades" and mcp_memory.sparkline(core) == "\u2588" * 8
+        curve = mcp_memory.sparkline(memory)
+        assert curve[0] in "\u2584\u2585" and curve[-1] == "\u2581" and list(curve) == sorted(curve, reverse=True)
+        store.clock = lambda: memory.mentioned_at.timestamp() + 7 * DAY
+        again, gained = store.get(1), re.search(r"one more mention: \+(\d+) d", mcp_memory.outlook(store.get(1)))
+        assert gained and memory.dead_at and again.dead_at
+        later = store.remember("User asked about gneiss").memory.dead_at
+        assert later and round((later - again.dead_at) / timedelta(days=1)) == int(gained[1])
+    listed = cli("list", "--at", "+80d", db=path, env=UTF8).stdout
+    assert re.search(r"#1 DEAD .*ACTIVE -> DEAD", listed) and re.search(r"#2 ACTIVE.*never fades", listed)
+    shown = cli("show", "1", db=path, env=UTF8).stdout
+    assert "one more mention: +" in shown and "\u2581" in shown and "relevance = 0.5 x" in shown
+    assert "8" in cli("list", db=path, env={"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}).stdout
+
+
+def test_why_explains_each_factor_of_a_rank(store: MemoryStore, clock: Clock) -> None:
+    store.remember("Alice met Bob in May", source="diary")
+    store.remember("They drank tea", source="diary", extends=1)
+    store.remember("User asked about tea", "question")
+    found = store.recall("what did Alice drink in 2026 with tea", why=True)
+    lines = found.note.splitlines()
+    assert [line.split()[0] for line in lines[-len(found) :]] == [f"#{m.id}" for m in found]
+    for word in ("match ", "for neighbours", "x 1.5 for the name it opens with", "x 2.0 for its time",
+                 "for relevance 0.900", "words found: ", "lacking: ", "one more mention: x "):  # fmt: skip
+        assert word in found.note
+    for line, memory in zip(lines[-len(found) :], found):
+        rank = float(re.search(r"rank ([\d.]+)", line)[1])
+        sum_, factor = eval_parts(line.partition(": ")[2].partition(" for relevance")[0])
+        assert abs(rank - sum_ * factor) < 0.01 and factor == pytest.approx(
+            0.7 + 0.3 * memory.relevance / (1 + memory.relevance), abs=1e-3
+        )
+    assert store.recall("what did Alice drink in 2026 with tea").note != found.note and store.recall("", why=True)
+
+
+def eval_parts(text: str) -> tuple[float, float]:
+    """A rank's parts read from left to right as they are written, and the last factor."""
+    value = 0.0
+    parts = re.findall(r"(match|\+|x) ([\d.]+)(?: x ([\d.]+) for meaning)?", text)
+    for sign, number, times in parts[:-1]:
+        step = float(number) * float(times or 1)
+        value = step if sign == "match" else value + step if sign == "+" else value * step
+    return value, float(parts[-1][1])
+
+
+def test_a_policy_is_tried_on_the_present_store_and_changes_nothing(path: Path, clock: Clock) -> None:
+    with MemoryStore(path, clock=clock) as store:
+        for _ in range(4):
+            store.remember("User asked about gneiss", "question")
+            clock.later(days=1)
+        store.remember("User keeps bees", "fact")
+        clock.later(days=70)
+        before = everything(path)
+        (change,) = store.replay(half_lives={"question": 300})
+        assert (change.id, change.before["status"], change.after["status"]) == (1, "DEAD", "ACTIVE")
+        assert store.replay() == [] and [c.id for c in store.replay(weights={"fact": 0.04})] == [2]
+        assert everything(path) == before and store.policy.categories["question"].half_life_days == 14
+        with pytest.raises(InvalidMemory):
+            store.replay(half_lives={"question": -1})
+    told = cli("policy", "--half-life", "question=9000", "--dry-run", db=path).stdout
+    assert "replay #1: " in told and "gneiss" in told and everything(path) == before
+
+
+@pytest.mark.parametrize("budget", [60, 100, 300, 1000, 3000])
+def test_a_brief_keeps_its_budget_and_says_first_what_was_corrected(path: Path, clock: Clock, budget: int) -> None:
+    with MemoryStore(path, clock=clock) as store:
+        for i in range(60):
+            store.remember(f"Crate{i}q holds 陶器 number {i} " + "of fine make " * (i % 9), "fact")
+        store.remember("User is called Ada", "core")
+        store.remember("The port is 8080, not 80", "correction")
+        clock.later(days=1)
+        store.remember("Use tabs in Makefiles", "correction")
+        store.remember("User asked about gneiss", "one-time")
+        text, ids = mcp_memory.brief(store, budget)
+        assert mcp_memory.tokens(text) <= budget and len(text.encode()) <= 3 * budget
+        assert ids[:3] == [63, 62, 61][: len(ids)] and "gneiss" not in text
+        assert all(line.count('"') >= 2 for line in text.splitlines()[1:]) and text.startswith(mcp_memory.DATA)
+        assert not set(mcp_memory.brief(store, budget, known=ids)[1]) & set(ids)
+    assert cli("brief", "--budget", str(budget), db=path).stdout.strip() == text
+    assert mcp_memory.brief(MemoryStore(":memory:"), budget) == ("", [])
+
+
+def test_hooks_bring_up_what_matches_once_a_session_and_never_break_one(path: Path, home: Path) -> None:
+    with MemoryStore(path) as store:
+        store.remember("User is called Ada", "core")
+        store.remember("User asked about gneiss", "question")
+        store.remember("The mill runs at dawn")
+
+    def hook(event: str, sent: Any, **env: str) -> Any:
+        done = cli(
+            "hook", event, db=path, stdin=sent if isinstance(sent, str) else json.dumps(sent), env=env, check=False
+        )
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout)["hookSpecificOutput"] if done.stdout else None
+
+    start = hook(
+        "session-start", {"session_id": "a", "source": "startup", "hook_event_name": "SessionStart", "cwd": "/"}
+    )
+    assert (
+        start["hookEventName"] == "SessionStart" and "Ada" in start["additionalContext"] and "gneiss" not in str(start)
+    )
+    asked = {"session_id": "a", "hook_event_name": "UserPromptSubmit", "prompt": "tell me more on gneiss"}
+    first = hook("prompt", asked)
+    assert first["hookEventName"] == "UserPromptSubmit" and "gneiss" in first["additionalContext"]
+    assert hook("prompt", asked) is None and hook("prompt", {**asked, "prompt": "what is Ada called"}) is None
+    assert (
+        hook("prompt", {**asked, "session_id": "b"})
+        and hook("prompt", {**asked, "prompt": "quantum chromodynamics"}) is None
+    )
+    assert hook("session-start", {"session_id": "a", "source": "compact"}) == start and hook("prompt", asked)
+    for odd in (
+        "",
+        "[]",
+        "null",
+        '{"prompt": null}',
+        '{"prompt": 7, "session_id": {"x": 1}}',
+        "no json",
+        json.dumps({"prompt": "x " * 99_999}),
+    ):
+        hook("prompt", odd)
+    module = (
+        "import sys; sys.argv = ['m', 'brief']; import mcp_memory; mcp_memory.main(); assert 'mcp' not in sys.modules"
+    )
+    outputs(child(module, MCP_MEMORY_DB=str(path)))
+
+
+def test_a_block_in_a_file_is_renewed_and_all_else_left_as_it_is(path: Path, tmp_path: Path) -> None:
+    with MemoryStore(path) as store:
+        store.remember("User is called Ada", "core")
+    begin, end = mcp_memory.BLOCK
+    for before in (
+        "",
+        "# Mine",
+        "# Mine\n",
+        "# A\r\nB\r\n",
+        "\ufeff# Mine\n",
+        f"a\n{begin}\nold\n{end}\nz",
+        f"{begin}{end}",
+    ):
+        (file := tmp_path / "CLAUDE.md").write_bytes(before.encode())
+        for _ in range(2):
+            cli("brief", "--into", str(file), db=path)
+            text = file.read_bytes().decode()
+            assert text.count(begin) == text.count(end) == 1 and "Ada" in text and "old" not in text
+            rest = text[: text.index(begin)] + text[text.index(end) + len(end) :]
+            mine = before[: before.index(begin)] + before[before.index(end) + len(end) :] if begin in before else before
+            assert (
+                rest.strip() == mine.strip()
+                and rest.startswith(mine.rstrip())
+                and ("\r\n" in before) == ("\r\n" in text)
+            )
+    for broken in (begin, f"{end}\n{begin}", f"{begin}{end}{begin}{end}"):
+        file.write_text(broken)
+        refused = cli("brief", "--into", str(file), db=path, check=False)
+        assert refused.returncode == 1 and "nothing was changed" in refused.stderr and file.read_text() == broken
+
+
+OTHER = {"other": {"command": "C:\\\\x\\\\y.exe", "args": ["\u00fc", "a b"]}}
+SHAPES = {
+    "missing": None, "empty": "", "blank": " \n", "bare": "{}", "no servers": '{"theme": "dark"}',
+    "none": '{"mcpServers": {}}', "minified": json.dumps({"mcpServers": OTHER}, separators=(",", ":")),
+    "one": json.dumps({"z": 1, "mcpServers": OTHER, "a": [1, {"b": None}]}, indent=2),
+    "tabs": json.dumps({"mcpServers": OTHER}, indent="\t"), "spaced": '{ "mcpServers" : { } }',
+    "taken": '{"mcpServers": {"memory": {"command": "npx", "args": ["server-memory"]}}}',
+    "nested": '{"x": {"mcpServers": {"no": 1}}, "mcpServers": {"a": {"env": {"mcpServers": "}{"}}}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_install_twice_and_uninstall_give_the_file_back(
+    home: Path, path: Path, shape: str, newline: str, bom: str
+) -> None:
+    (folder := home / ".cursor").mkdir()
+    file, text = folder / "mcp.json", SHAPES[shape]
+    before = None if text is None else (bom + text.replace("\n", newline)).encode()
+    if before is not None:
+        file.write_bytes(before)
+        file.chmod(0o640)
+    told = cli("install", "cursor", db=path).stdout
+    held = json.loads(file.read_bytes().decode("utf-8-sig"))
+    name = "decaying-memory" if shape == "taken" else "memory"
+    assert f"entered as {name}" in told and "start it again" in told
+    entry = held["mcpServers"].pop(name)
+    assert Path(entry["command"]).is_absolute() and entry["args"][-2:] == ["--db", str(path)]
+    mine = json.loads(text) if text and text.strip() else {}
+    assert held == {**mine, "mcpServers": mine.get("mcpServers", {})} and [k for k in held if k in mine] == list(mine)
+    once = file.read_bytes()
+    assert "there already" in cli("install", "cursor", db=path).stdout and file.read_bytes() == once
+    file.write_bytes(once)
+    assert "taken out" in cli("uninstall", "cursor").stdout
+    assert (file.read_bytes() if file.exists() else None) == before and [f.name for f in folder.iterdir()] == [
+        file.name
+    ] * (before is not None)
+    assert "not there" in cli("uninstall", "cursor").stdout
+
+
+ODD = ['{"mcpServers": {} // mine\n}', '{"a": 1,}', "[]", '{"mcpServers": []}', '{"mcpServers": null}', "{", '{"a": 1, "a": 2}',
+       "\udcff"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_file_that_is_no_plain_json_is_left_alone_and_told(home: Path, path: Path, text: str) -> None:
+    (home / ".cursor").mkdir()
+    (file := home / ".cursor" / "mcp.json").write_bytes(before := text.encode("utf-8", "surrogateescape"))
+    told = cli("install", "cursor", db=path).stdout
+    assert "left alone; add by hand" in told and '"mcpServers"' in told and file.read_bytes() == before
+    cli("uninstall", "cursor")
+    assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["mcp.json"]
+
+
+def test_a_file_the_client_wrote_anew_loses_only_our_entry(home: Path, path: Path) -> None:
+    (home / ".cursor").mkdir()
+    (file := home / ".cursor" / "mcp.json").write_text('{"mcpServers": {"a": {"command": "x"}}, "z": 1}')
+    cli("install", "cursor", db=path)
+    data = {**json.loads(file.read_text()), "new": True}
+    file.write_text(json.dumps(data, indent=4))
+    cli("install", "cursor", db=path.with_name("other.db"))  # another file: our entry is renewed
+    assert json.loads(file.read_text())["mcpServers"]["memory"]["args"][-1].endswith("other.db")
+    cli("uninstall", "cursor")
+    assert json.loads(file.read_text()) == {"mcpServers": {"a": {"command": "x"}}, "z": 1, "new": True}
+
+
+@POSIX
+def test_links_and_rights_of_a_clients_file_stay(home: Path, path: Path, tmp_path: Path) -> None:
+    (home / ".cursor").mkdir()
+    (real := tmp_path / "dotfiles.json").write_text('{"mcpServers": {}}')
+    real.chmod(0o600)
+    (link := home / ".cursor" / "mcp.json").symlink_to(real)
+    cli("install", "cursor", db=path)
+    assert link.is_symlink() and "memory" in real.read_text() and real.stat().st_mode & 0o777 == 0o600
+    cli("uninstall", "cursor")
+    assert link.is_symlink() and real.read_text() == '{"mcpServers": {}}'
+
+
+@POSIX
+def test_a_client_with_a_command_of_its_own_is_told_through_it(home: Path, path: Path, tmp_path: Path) -> None:
+    (tools := tmp_path / "bin").mkdir()
+    (tools / "claude").write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/calls
+case "$1 $2" in
+"mcp get") [ -f {tmp_path}/held-$3 ] && cat {tmp_path}/held-$3 || exit 1 ;;
+"mcp add") shift 4; name=$1; shift 2; echo "$name: $@" > {tmp_path}/held-$name ;;
+"mcp remove") rm {tmp_path}/held-$5 ;;
+esac
+""")
+    (tools / "claude").chmod(0o755)
+    env = {"PATH": f"{tools}:/usr/bin:/bin"}
+    assert "entered as memory" in cli("install", "claude-code", db=path, env=env).stdout
+    assert (
+        str(path) in (tmp_path / "held-memory").read_text()
+        and "there already" in cli("install", db=path, env=env).stdout
+    )
+    assert (
+        "taken out" in cli("uninstall", "claude-code", db=path, env=env).stdout
+        and not (tmp_path / "held-memory").exists()
+    )
+    (tmp_path / "held-memory").write_text("memory: npx server-memory")
+    assert "entered as decaying-memory" in cli("install", "claude-code", db=path, env=env).stdout
+    assert (tmp_path / "held-memory").read_text() == "memory: npx server-memory"
+    assert "No client" in cli("install", "nonesuch", db=path, check=False).stderr
+    shown = cli("install", "--print", "zed", "opencode", "continue", "jetbrains", "vscode", db=path, env=env).stdout
+    assert all(name in shown for name in ("context_servers", '"type": "local"', "mcpServers", '"servers"'))
+
+
+def test_doctor_checks_the_chain_and_says_how_to_mend_it(home: Path, path: Path) -> None:
+    (home / ".cursor").mkdir()
+    (home / ".cursor" / "mcp.json").write_text("{}")
+    told = cli("doctor", db=path).stdout
+    assert "ok   a handshake with ourselves" in told and str(path) in told and "ok   Python" in told
+    assert re.search(r"BAD  cursor: .*install cursor", told)
+    path.write_bytes(b"no database at all, " * 99)
+    assert re.search(r"BAD  the memory file: .*not touched", cli("doctor", db=path).stdout)
+
+
+@BESIDE_PLUGIN
+def test_the_plugin_and_the_registry_entry_agree_with_the_program() -> None:
+    folder = MODULE.parent / ".claude-plugin"
+    plugin, hooks = (json.loads((folder / name).read_text()) for name in ("plugin.json", "hooks.json"))
+    server = json.loads((MODULE.parent / ".mcp" / "server.json").read_text())
+    assert plugin["version"] == server["version"] == server["packages"][0]["version"] == mcp_memory.__version__
+    assert len(server["description"]) <= 100 and f"mcp-name: {server['name']}" in README.read_text(encoding="utf-8")
+    commands = [h["command"] for kind in hooks["hooks"].values() for each in kind for h in each["hooks"]]
+    assert [command.split('" ')[1] for command in commands] == ["hook session-start", "hook prompt"]
+    skills = {file.parent.name: file.read_text() for file in (folder / "skills").glob("*/SKILL.md")}
+    assert set(skills) == {"remember", "share", "recall", "context", "forget"} == set(mcp_memory.PROMPTS)
+    assert all(text.startswith(f"---\nname: {name}\ndescription: ") for name, text in skills.items())
 
 
 # --- README ---
