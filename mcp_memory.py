@@ -16,14 +16,11 @@ Decay is computed on reading and only hides; nothing but `forget` erases. The me
 
 import argparse
 import hashlib
-import hmac
 import io
 import json
 import math
 import os
 import re
-import secrets
-import shutil
 import signal
 import sqlite3
 import sys
@@ -38,7 +35,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial, wraps
 from heapq import nlargest, nsmallest
-from html import escape, unescape
 from itertools import count, islice, pairwise, zip_longest
 from operator import mul
 from pathlib import Path
@@ -65,6 +61,25 @@ __all__ = [
     "relevance",
     "status",
 ]
+
+
+class _Regex:
+    """A regular expression that is compiled at its first use: most runs use few, and start sooner."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._given = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = re.compile(*self._given)
+        self.__dict__.update(
+            {each: getattr(compiled, each) for each in ("search", "match", "fullmatch", "findall", "sub")}
+        )
+        return getattr(compiled, name)
+
+
+def _regex(pattern: str, flags: int = 0) -> Any:
+    return _Regex(pattern, flags)
+
 
 # --- Policy ---
 
@@ -149,7 +164,7 @@ class Policy:
         return policy
 
 
-NAMES = re.compile(r"[\w.@-]{1,64}")
+NAMES: re.Pattern[str] = _regex(r"[\w.@-]{1,64}")
 CHOICES = {"": "both", "all": "both", "me": "personal", "mine": "personal", "private": "personal", "team": "shared"}
 
 
@@ -571,6 +586,7 @@ def when(value: Any, now: float) -> float:
 
 
 MONTHS = "january february march april may june july august september october november december".split()
+OUTLOOK = ["fades", "dead", "since", "one", "more", "mention", "d", "never", *(month[:3] for month in MONTHS)]
 DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
 PERIODS = (
@@ -630,17 +646,19 @@ def period(text: str, now: float) -> Span | None:
 
 # Control and bidirectional characters, invisible tags and lone surrogates would let stored text forge lines,
 # drive a terminal or break the wire.
-UNSAFE = re.compile(
+UNSAFE: re.Pattern[str] = _regex(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
-MARKS = re.compile(
+MARKS: re.Pattern[str] = _regex(
     "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u065f\u0670\u06d6-\u06ed]"
 )
-UNSPACED = re.compile(  # Thai, Lao, Burmese, Hangul, Khmer, Kana, Han
+UNSPACED: re.Pattern[str] = _regex(  # Thai, Lao, Burmese, Hangul, Khmer, Kana, Han
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-SYMBOLS = re.compile("[\u2190-\u2bff\U0001f000-\U0001faff]")  # arrows to emoji, which the tokenizer would drop
+SYMBOLS: re.Pattern[str] = _regex(
+    "[\u2190-\u2bff\U0001f000-\U0001faff]"
+)  # arrows to emoji, which the tokenizer would drop
 QUOTES = str.maketrans("\u2018\u2019\u201b\u2032\u201c\u201d\u2010\u2011\u2012\u2013\u2014\u2212", "''''\"\"------")
 STOP = frozenset(
     "a about again against all also am an and any are as at be because been being but by can could d did do does "
@@ -649,7 +667,7 @@ STOP = frozenset(
     "than that the their them then there these they this those to too user users ve very was we were what when "
     "where which while who whom whose why will with would you your yours".split()
 )
-SECRETS = re.compile(
+SECRETS: re.Pattern[str] = _regex(
     r"----BEGIN [A-Z0-9 ]*PRIVATE KEY|---- BEGIN [A-Z0-9 ]*PRIVATE KEY|\bgh[pousr]_\w{20,}"
     r"|\bmdm_[\w-]{40,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
     r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[sr]k_(?:live|test)_\w{10,}|\bnpm_\w{30,}"
@@ -661,8 +679,8 @@ SECRETS = re.compile(
     r"(?=\S*\d)(?=\S*[a-z])[^\s\"']{12,}",
     re.IGNORECASE,
 )
-SECRET_SIGNS = re.compile(r"(?i)\S{12}|PRIVATE|://|pass|pwd")  # what any of them has, found faster
-WORD = re.compile(r"[^\W_]+")
+SECRET_SIGNS: re.Pattern[str] = _regex(r"(?i)\S{12}|PRIVATE|://|pass|pwd")  # what any of them has, found faster
+WORD: re.Pattern[str] = _regex(r"[^\W_]+")
 IRREGULAR = {
     form: [other for other in group.split() if other != form]
     for group in (
@@ -794,7 +812,7 @@ NUMBERS = {
 DIRECTIONS = {word: word for word in "over to from before after by not".split()}
 DIRECTIONS |= dict.fromkeys(("than", "instead", "rather"), "over") | {"never": "not", "then": "then", "because": "by"}
 UNITS = r"(?:%|\u20ac|\$|\u00a3|ms|am|pm|km|kg|mb|gb|min|[smhdgk])(?!\w)"
-SIGNS = re.compile(
+SIGNS: re.Pattern[str] = _regex(
     r"[\w.-]*/[\w./-]+|[<>]|[$\u20ac\u00a3](?=\d)"
 )  # paths, comparisons, currencies: order and kind matter
 CALENDAR = frozenset(MONTHS + DAYS)
@@ -843,7 +861,7 @@ class Statement(NamedTuple):
     names: tuple[str, ...]
 
 
-ASKS = re.compile(
+ASKS: re.Pattern[str] = _regex(
     r"[?\uff1f\u061f]\s*$|\b(?:ask(?:s|ed|ing)|wonder(?:s|ed|ing)?|curious|questions?)"
     r" (?:again|about|on|for|how|what|why|when|where|which|who|whether|if|in)\b|\bshow(?:s|ed) interest in\b"
     r"|^(?:how|what|why|when|where|who|which) (?:is|are|was|were|do|does|did|can|could|should|would|to|many|much)\b"
@@ -852,7 +870,7 @@ ASKS = re.compile(
     r"|\u95ee[\u5230\u4e86]|\u8cea\u554f",
     re.IGNORECASE,
 )
-PREFERS = re.compile(
+PREFERS: re.Pattern[str] = _regex(
     r"\b(?:prefer(?:s|red|ences?)?|likes?|loves?|enjoys?|hates?|dislikes?|favou?rites?|wants? (?!to\b)|always|never"
     r"|rather|doesn't like|can't stand)\b|\u559c\u6b22|\u8ba8\u538c|\u504f\u597d|\u597d\u304d|\u5acc\u3044",
     re.IGNORECASE,
@@ -974,7 +992,7 @@ ALIASES = {
 LIKED = ("preference", "interest", "question")
 
 
-ABOUT_USER = re.compile(r"\b(?:users?|me|my|myself|i|we|us|person)\b", re.IGNORECASE)
+ABOUT_USER: re.Pattern[str] = _regex(r"\b(?:users?|me|my|myself|i|we|us|person)\b", re.IGNORECASE)
 
 
 def general(unit: str) -> bool:
@@ -1070,12 +1088,16 @@ def _windows(text: str) -> Iterator[str]:
 
 
 def _html_text(text: str) -> str:
+    from html import unescape
+
     bare = re.sub(r"(?is)<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", " ", text)
     bare = re.sub(r"(?i)</?(?:p|div|br|li|tr|h[1-6]|section|article)\b[^>]*>", "\n\n", bare)
     return re.sub(r"[ \t]+", " ", unescape(re.sub(r"<[^>]*>", "", bare)))
 
 
-DECORATION = re.compile(r"^\s*(?:[-*\u2022]\s*)?#\d+ \[(?:ACTIVE|FADING|DEAD)\] [^\"]*: \"(.*)\"\s*$", re.DOTALL)
+DECORATION: re.Pattern[str] = _regex(
+    r"^\s*(?:[-*\u2022]\s*)?#\d+ \[(?:ACTIVE|FADING|DEAD)\] [^\"]*: \"(.*)\"\s*$", re.DOTALL
+)
 
 
 def strip_decoration(content: str) -> str:
@@ -1761,7 +1783,9 @@ class MemoryStore:
                 if rows
                 else None
             )
-            labels = {word.lower() for kind in (*self.policy.categories, *COLOURS) for word in kind.split("-")}
+            labels = {
+                word.lower() for kind in (*self.policy.categories, *COLOURS, *OUTLOOK) for word in kind.split("-")
+            }
             if not found or not (
                 whole[0] == '"' or {w for w in WORD.findall(found[1].lower()) if w.isalpha()} <= labels
             ):
@@ -2518,7 +2542,10 @@ class MemoryStore:
         rows = {row["id"]: row for row in self._rows_by_id(sorted({i for group in groups for i in group}), "1")}
         times, said = {i: self._said(row) for i, row in rows.items()}, {i: self._held(i) for i in rows}
         last = self._db.execute("SELECT max(run) FROM upkeep_log")[0][0] or 0.0
-        at = {"now": now, "run": max(now, last + 0.001 + secrets.randbelow(1000) / 1e6)}  # in order, whatever the clock
+        at = {
+            "now": now,
+            "run": max(now, last + 0.001 + int.from_bytes(os.urandom(1), "big") / 1e6),
+        }  # in order, whatever the clock
         apart = {
             frozenset(pair) for pair in self._db.execute("SELECT loser, winner FROM upkeep_log WHERE undone_at > 0")
         }
@@ -2981,7 +3008,9 @@ class MemoryStore:
 
         expires_at: see `when`; never when None. Raises InvalidMemory for a time that is over.
         """
-        now, token = self._begin(), f"mdm_{secrets.token_urlsafe(32)}"
+        from secrets import token_urlsafe
+
+        now, token = self._begin(), f"mdm_{token_urlsafe(32)}"
         ends = when(expires_at, now) if expires_at not in (None, "") else None
         if ends is not None and ends <= now:
             raise InvalidMemory("The token would have expired already: nothing was made. Write +90d or a later date.")
@@ -3016,12 +3045,14 @@ class MemoryStore:
 
     def identify(self, token: str) -> Identity | None:
         """Whom a token stands for; None for one that is unknown, expired or revoked."""
+        from hmac import compare_digest
+
         now, asked = self._begin(), _sha256(token)
         valid = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"
         rows = self._db.execute(
             f"SELECT hash, identity FROM tokens WHERE substr(hash, 1, 8) = ? AND {valid}", (asked[:8], now)
         )
-        found = [who for held, who in rows if hmac.compare_digest(held, asked)]
+        found = [who for held, who in rows if compare_digest(held, asked)]
         return _read_identity(found[0]) if found else None
 
     # Rows
@@ -3209,8 +3240,8 @@ def _dumped(categories: Mapping[str, Category]) -> str:
 
 BLOCK = ("<!-- mcp-decaying-memory begin -->", "<!-- mcp-decaying-memory end -->")  # around what `brief --into` writes
 Found = Iterator[tuple[int, Row | str]]  # a line number, and a record or the reason why there is none
-ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)])\s+(?:\[[ xX]\]\s+)?(.*)")
-STAMPED = re.compile(
+ITEM: re.Pattern[str] = _regex(r"\s*(?:[-*+\u2022]|\d+[.)])\s+(?:\[[ xX]\]\s+)?(.*)")
+STAMPED: re.Pattern[str] = _regex(
     r"\[?(?P<at>\d{4}-\d\d-\d\d|unknown)\]?\s*[-:\u2013\u2014]?\s+(?P<text>.+)|(?P<t>.+?)\s*[\[(](?P<a>\d{4}-\d\d-\d\d)[\])]"
 )
 TEXT_COLUMNS = ("content", "memory", "text", "fact", "statement", "observation")
@@ -4184,7 +4215,7 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
             return PlainTextResponse("This was sent by another page: refused.", 403)
         form = parse_qs((await request.body()).decode("utf-8", "replace"))
         told = await run_sync(_page_answer, store, request.query_params.get("q", ""), form.get("forget", [""])[0])
-        return HTMLResponse(told, headers={"Content-Security-Policy": f"{PAGE_POLICY}; frame-ancestors 'none'"})
+        return HTMLResponse(told, headers={"Content-Security-Policy": f"{page_policy()}; frame-ancestors 'none'"})
 
     server.custom_route("/health", methods=["GET"])(health)
     server.custom_route("/", methods=["GET", "POST"])(answer)
@@ -4192,7 +4223,7 @@ def http_app(store: MemoryStore, hosts: Sequence[str] = ()) -> Any:
 
 
 MOST_BODY, SLOW, BAD_TOKENS = 4 * 1024 * 1024, 20.0, 20  # bytes; seconds for one body; a minute and address
-HOST = re.compile(r"(?:(?P<scheme>https?)://)?(?P<name>\[[\da-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
+HOST: re.Pattern[str] = _regex(r"(?:(?P<scheme>https?)://)?(?P<name>\[[\da-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 
 
 class _Refused(Exception):
@@ -4373,11 +4404,13 @@ th { text-align: left; } td { text-align: right; }
 .note { white-space: pre-wrap; border-left: 3px solid var(--off); padding-left: .6rem; }
 @media (max-width: 34rem) { article { grid-template-columns: 1fr; } }
 """
-PAGE_POLICY = (
-    "default-src 'none'; base-uri 'none'; form-action 'self'; style-src 'sha256-"
-    f"{b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
-)
 AHEAD = 90  # days that a curve shows
+
+
+def page_policy() -> str:
+    """What a browser may do with the page: show its one style sheet and send its forms back, nothing else."""
+    style = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    return f"default-src 'none'; base-uri 'none'; form-action 'self'; style-src 'sha256-{style}'"
 
 
 def page(store: MemoryStore, query: str = "", note: str = "", forms: bool = False) -> str:
@@ -4408,13 +4441,15 @@ below {limits}.</small></p>"""
     table = f"<h2>Counts</h2><table><tr><td>{heads}{rows}</table>" * bool(rows)
     return f"""<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{PAGE_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{page_policy()}">
 <title>{_html(query or "Memories")}</title><style>{STYLE}</style>
 <h1>Memories</h1>{about * bool(spaces)}{search * forms}<main>{"".join(parts)}{table}</main></html>
 """
 
 
 def _html(text: Any) -> str:
+    from html import escape
+
     return escape("\n".join(map(printable, str(text).replace("\t", " ").split("\n"))))
 
 
@@ -4450,13 +4485,19 @@ def _page_answer(store: MemoryStore, query: str, forget: str) -> str:
 COLOURS = {"ACTIVE": "32", "FADING": "33", "DEAD": "90"}
 
 
+def _columns() -> int:
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns or 80
+
+
 def _table(found: Recalled, out: TextIO, policy: Policy | None = None, later: float = 0.0) -> str:
     """Memories in columns: id, status, a bar for relevance, mentions, category, content; then what else there is.
 
     policy: also a curve of the coming 90 days and the outlook, or what has turned in the `later` seconds since now.
     """
     terminal = out.isatty()
-    width = (shutil.get_terminal_size().columns or 80) if terminal else 160
+    width = _columns() if terminal else 160
     paint = terminal and not os.environ.get("NO_COLOR")
     on, off = "\u2588\u2591" if "utf" in (out.encoding or "").lower() else "#."
     lines = []
@@ -4471,13 +4512,14 @@ def _table(found: Recalled, out: TextIO, policy: Policy | None = None, later: fl
             ahead = outlook(memory, policy) if was == memory.status or not later else f"{was} -> {memory.status}"
             curve = sparkline(memory, policy, *([] if on == "\u2588" else ["12345678"]))
             numbers += f" {curve} {ahead:55}" if width >= 120 or was != memory.status else f" {curve}"
-        text, left = printable(memory.content), max(20, width - 42 - (65 if policy else 0))
+        text, left = printable(memory.content), max(20, width - 14 - len(numbers) if terminal else 118)
         lines.append(f"{f'#{memory.id}':>5} {state} {numbers} {text if len(text) <= left else text[: left - 1] + '~'}")
     more = f"{found.more} more; --limit shows them" if found.more else ""
     return "\n".join(filter(None, [*lines, more, found.note]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line; for words with a known command of that one alone, to start sooner."""
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
         "--db", metavar="FILE", help="the memory file (else $MCP_MEMORY_DB, else the user's data folder)"
@@ -4488,7 +4530,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mcp-decaying-memory {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND")
 
+    wanted = next((word for before, word in zip(["", *words], words) if word in VERBS and before != "--db"), None)
+
     def verb(name: str, about: str, *arguments: str, **given: Any) -> None:
+        if wanted not in (None, name):
+            return
         sub = verbs.add_parser(name, help=about, description=about, parents=[common])
         for argument in arguments:
             sub.add_argument(*argument.split(), **(OPTIONS | given).get(argument, {}))
@@ -4540,6 +4586,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+VERBS = (
+    "serve token remember recall ingest forget share list show stats policy restore export import backup upkeep page "
+    "brief hook install uninstall doctor demo"
+).split()
 TIMES = ("--at", "--since", "--until", "--expires-at", "--dead-for", "--expires")
 PAGE_FILE = {"nargs": "?", "default": "memory.html"}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -4713,7 +4763,7 @@ def _replace_file(target: Path, data: bytes) -> None:
             raise PermissionError(13, "it can only be read")
         part.write_bytes(data)
         if target.exists():
-            shutil.copymode(target, part)
+            os.chmod(part, target.stat().st_mode & 0o7777)
         os.replace(part, target)
     except OSError as exc:
         raise MemoryStoreError(f"Cannot write {target}: {exc.strerror or exc}. Nothing was changed.") from exc
@@ -4775,6 +4825,12 @@ CLIENTS = {
     "continue": Client(file="~/.continue/mcpServers/memory.json", snippet="mcpServers by hand"),
     "jetbrains": Client(file="Settings, Tools, AI Assistant, Model Context Protocol", snippet="mcpServers by hand"),
 }
+
+
+def _which(program: str) -> str | None:
+    from shutil import which
+
+    return which(program)
 
 
 def _own_command(db: str | None) -> list[str]:
@@ -4850,7 +4906,7 @@ def install(names: Sequence[str], db: str | None = None, show: bool = False, rem
         yield "note: this copy is in a cache that may be emptied; install it first (pip, uv tool or pipx), then again"
     for name in names or [name for name, client in CLIENTS.items() if _present(client)]:
         client = CLIENTS[name]
-        if client.program and not show and shutil.which(client.program):
+        if client.program and not show and _which(client.program):
             yield f"{name}: {_by_command(client, command, remove)}"
         elif client.file and client.snippet == "mcpServers" and not show:
             yield f"{name}: {_by_file(Path(os.path.realpath(locate(client.file))), client, command, remove)}"
@@ -4863,7 +4919,7 @@ def install(names: Sequence[str], db: str | None = None, show: bool = False, rem
 
 def _present(client: Client) -> bool:
     if client.program:
-        return shutil.which(client.program) is not None
+        return _which(client.program) is not None
     return (
         client.snippet == "mcpServers"
         and client.file.startswith(("~", "$"))
@@ -4876,7 +4932,7 @@ def _by_command(client: Client, command: list[str], remove: bool) -> str:
 
     def run(words: str, **given: str) -> "subprocess.CompletedProcess[str]":
         filled = [part.format(**given) for part in words.split() if part != "{command}"]
-        line = [str(shutil.which(client.program)), *filled, *(command if "{command}" in words else [])]
+        line = [str(_which(client.program)), *filled, *(command if "{command}" in words else [])]
         return subprocess.run(line, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
     held = {name: run(client.show, name=name) for name in ("memory", "decaying-memory")} if client.show else {}
@@ -4973,7 +5029,7 @@ def doctor(store: MemoryStore) -> Iterator[str]:
         if client.file and client.snippet == "mcpServers" and Path(locate(client.file)).exists():
             text = Path(locate(client.file)).read_text(encoding="utf-8", errors="replace")
             yield line(_ours(text), f"{name}: {locate(client.file)}", f"mcp-decaying-memory install {name}")
-        elif client.program and shutil.which(client.program):
+        elif client.program and _which(client.program):
             shown = client.show.format(name="memory") or "--list-extensions"
             yield f"     {name} is installed: `{client.program} {shown}` shows what it knows"
 
@@ -5080,7 +5136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for i in range(len(words) - 1, 0, -1):  # argparse takes "-30d" for an option
         if words[i - 1] in TIMES and re.match(r"-\d", words[i]):
             words[i - 1 : i + 1] = [f"{words[i - 1]}={words[i]}"]
-    given = vars(_parser().parse_args(words))
+    given = vars(_parser(words).parse_args(words))
     verb, store, as_json = given.pop("verb"), MemoryStore(given.pop("db", None)), given.pop("json", False)
     if verb in (None, "serve") and not given.get("http"):
         return serve(store)
