@@ -3130,8 +3130,16 @@ class MemoryStore:
 
     def _adopt(self, meta: dict[str, str]) -> None:
         """Take the weights and half-lives of the file, which hold for every program that uses it."""
-        given = json.loads(meta.get("categories") or _dumped(CATEGORIES))
-        held = {kind: Category(weight, math.inf if life is None else life) for kind, (weight, life) in given.items()}
+        try:
+            given = json.loads(meta.get("categories") or _dumped(CATEGORIES))
+            held = {kind: Category(float(w), math.inf if h is None else float(h)) for kind, (w, h) in given.items()}
+            if not set(CATEGORIES) <= set(held) or not all(w > 0 and h > 0 for w, h in held.values()):
+                raise ValueError(given)
+        except (ValueError, TypeError, AttributeError) as exc:
+            self._meta = {}  # so that the next call reads it again
+            raise MemoryStoreError(
+                f"The weights and half-lives in {self.path} are damaged; nothing was changed. Restore a backup."
+            ) from exc
         if not self._meta and self.policy.categories not in (held, CATEGORIES):
             _say("this file has weights and half-lives of its own, which hold; change them with the policy command")
         self.policy, self._meta = replace(self.policy, categories=held), meta
@@ -4803,7 +4811,7 @@ class Client(NamedTuple):
     remove: str = ""
     file: str = ""
     snippet: str = "mcpServers"
-    restart: str = "start it again"
+    restart: str = "quit it and start it again"
 
 
 _SUPPORT = {"darwin": "~/Library/Application Support", "win32": "${APPDATA}"}.get(sys.platform, "~/.config")

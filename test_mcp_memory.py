@@ -1996,6 +1996,19 @@ def test_the_file_of_a_newer_version_or_another_program_is_refused_untouched(pat
     assert path.read_bytes() == before and [file.name for file in path.parent.glob("memory.db*")] == ["memory.db"]
 
 
+@pytest.mark.parametrize("value", ["no json", "[]", "{}", '{"fact": [1]}', "null", '{"fact": "x"}'])
+def test_damaged_weights_are_told_at_each_call_and_kept(path: Path, value: str) -> None:
+    with MemoryStore(path) as store:
+        store.remember(BEES)
+        make(path, f"UPDATE meta SET value = '{value}' WHERE key = 'categories'")
+        for each in (store, MemoryStore(path)):
+            for call in (lambda s=each: s.recall("bees"), lambda s=each: s.remember(SAILS), lambda s=each: s.stats()):
+                with pytest.raises(MemoryStoreError, match=r"weights and half-lives .* are damaged"):
+                    call()
+            each.close()
+    assert saved(path) == [BEES] and query(path, "SELECT value FROM meta WHERE key = 'categories'") == [(value,)]
+
+
 @pytest.mark.parametrize("damage", ["text", "header", "cut", "stub", "middle"])
 def test_a_corrupt_file_is_reported_and_never_changed(path: Path, damage: str) -> None:
     with MemoryStore(path) as store:
@@ -4691,7 +4704,7 @@ def test_install_twice_and_uninstall_give_the_file_back(
     told = cli("install", "cursor", db=path).stdout
     held = json.loads(file.read_bytes().decode("utf-8-sig"))
     name = "decaying-memory" if shape == "taken" else "memory"
-    assert f"entered as {name}" in told and "start it again" in told
+    assert f"entered as {name}" in told and "quit it and start it again" in told and str(file) in told
     entry = held["mcpServers"].pop(name)
     assert Path(entry["command"]).is_absolute() and entry["args"][-2:] == ["--db", str(path)]
     mine = json.loads(text) if text and text.strip() else {}
@@ -4772,6 +4785,17 @@ esac
     assert "No client" in cli("install", "nonesuch", db=path, check=False).stderr
     shown = cli("install", "--print", "zed", "opencode", "continue", "jetbrains", "vscode", db=path, env=env).stdout
     assert all(name in shown for name in ("context_servers", '"type": "local"', "mcpServers", '"servers"'))
+
+
+def test_what_is_entered_is_valid_json_for_any_path(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sys, "executable", "C:\\Users\\Ana Lima\\py\\python.exe")
+    for db in ('D:\\my "db"\\\u00fc.db', "/tmp/\u65e5 \u672c/m.db"):
+        (told,) = mcp_memory.install(["cursor"], db, show=True)
+        entry = json.loads(told.partition(":\n")[2])["mcpServers"]["memory"]
+        assert entry["command"] == sys.executable and entry["args"][1:] == ["--db", mcp_memory.locate(db)]
+        text = mcp_memory.with_entry('{"mcpServers": {}}', "memory", entry)
+        assert json.loads(text)["mcpServers"]["memory"] == entry
+        assert mcp_memory.without_entry(text, "memory").replace("\n", "").replace(" ", "") == '{"mcpServers":{}}'
 
 
 def test_doctor_checks_the_chain_and_says_how_to_mend_it(home: Path, path: Path) -> None:
