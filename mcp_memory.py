@@ -4238,25 +4238,28 @@ class _Refused(Exception):
     """A body that is too large (413) or too slow (408)."""
 
 
-def _guarded(app: Any, names: set[str]) -> Any:
-    """An ASGI application behind checks that hold for every route: host, origin, size and pace of the body, bad tokens.
+def _refusal(headers: Any, names: set[str]) -> int:
+    """The status to refuse a request with before anything else is done, 0 for none."""
+    host, origin = (HOST.fullmatch(headers.get(name, "").lower()) for name in ("host", "origin"))
+    if not host or host["scheme"] or host["name"] not in names:
+        return 421
+    if headers.get("origin") and not (origin and origin["scheme"] and origin["name"] in names):
+        return 403
+    size = headers.get("content-length", "0")
+    return 413 if not size.isdecimal() or int(size) > MOST_BODY else 0
 
-    A browser sends the token as the password of basic authentication, which is handed on as a bearer token.
-    """
-    from anyio import fail_after
-    from starlette.datastructures import Headers
-    from starlette.responses import PlainTextResponse
 
+def _bearer(given: str) -> str:
+    """The authorization to hand on: a browser sends the token as the password of basic authentication."""
+    with suppress(ValueError):
+        if given[:6].lower() == "basic ":
+            return "Bearer " + b64decode(given[6:]).decode("utf-8", "replace").partition(":")[2]
+    return given
+
+
+def _counter() -> Callable[[str], bool]:
+    """A function that counts bad tokens of an address, and tells whether they are too many in a minute."""
     bad: dict[str, list[float]] = {}
-
-    def refusal(headers: Any) -> int:
-        host, origin = (HOST.fullmatch(headers.get(name, "").lower()) for name in ("host", "origin"))
-        if not host or host["scheme"] or host["name"] not in names:
-            return 421
-        if headers.get("origin") and not (origin and origin["scheme"] and origin["name"] in names):
-            return 403
-        size = headers.get("content-length", "0")
-        return 413 if not size.isdecimal() or int(size) > MOST_BODY else 0
 
     def too_often(address: str) -> bool:
         now = time.monotonic()
@@ -4265,17 +4268,25 @@ def _guarded(app: Any, names: set[str]) -> Any:
         bad[address] = [*(at for at in bad.get(address, ()) if at > now - 60), now][-BAD_TOKENS - 1 :]
         return len(bad[address]) > BAD_TOKENS
 
+    return too_often
+
+
+def _guarded(app: Any, names: set[str]) -> Any:
+    """An ASGI application behind checks that hold for every route: host, origin, size and pace of the body, tokens."""
+    from anyio import fail_after
+    from starlette.datastructures import Headers
+    from starlette.responses import PlainTextResponse
+
+    too_often = _counter()
+
     async def guarded(scope: Any, receive: Any, send: Any) -> Any:
         if scope["type"] != "http":
             return await app(scope, receive, send) if scope["type"] == "lifespan" else None
         headers, failed, size, until = Headers(scope=scope), "", 0, time.monotonic() + SLOW
-        given = headers.get("authorization", "")
-        if given[:6].lower() == "basic ":
-            with suppress(ValueError):
-                given = "Bearer " + b64decode(given[6:]).decode("utf-8", "replace").partition(":")[2]
+        given = _bearer(headers.get("authorization", ""))
 
         async def limited() -> Any:
-            nonlocal size
+            nonlocal size, until
             try:
                 with fail_after(max(0.0, until - time.monotonic())):
                     message = await receive()
@@ -4284,6 +4295,7 @@ def _guarded(app: Any, names: set[str]) -> Any:
             size += len(message.get("body", b""))
             if size > MOST_BODY:
                 raise _Refused(413)
+            until = until if message.get("more_body") else math.inf  # the body is whole: a stream may last
             return message
 
         async def counted(message: Any) -> None:
@@ -4296,8 +4308,7 @@ def _guarded(app: Any, names: set[str]) -> Any:
             if not failed:  # else it is told below, in words
                 await send(message)
 
-        status = refusal(headers)
-        if status:
+        if status := _refusal(headers, names):
             return await PlainTextResponse("Refused.", status, {"Connection": "close"})(scope, receive, counted)
         others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
         token = [(b"authorization", given.encode("latin-1", "replace"))] if given else []
@@ -4616,7 +4627,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "all that has been DEAD so long, such as 180d; lists them, erases with --yes",
     },
     "--yes": {"action": "store_true", "help": "erase, after a copy"},
-    "--budget": {"metavar": "TOKENS"},
+    "--budget": {"type": int, "metavar": "TOKENS"},
     "--into": {"metavar": "FILE", "help": "into a block of its own in this file, such as CLAUDE.md"},
     "event": {"choices": ("session-start", "prompt")},
     "--print": {"action": "store_true", "help": "only print what to enter"},
@@ -4642,67 +4653,79 @@ def _numbers(given: Sequence[str]) -> dict[str, float]:
 def _run(store: MemoryStore, verb: str, given: dict[str, Any], as_json: bool) -> Any:
     """Do what the command says with its arguments; returns what to print."""
     text = " ".join(given.pop({"remember": "content", "recall": "query", "forget": "target"}.get(verb, ""), ()))
-    file, force = given.pop("file", ""), given.pop("force", False)
-    if verb in ("remember", "recall"):
-        return getattr(store, verb)(text, **given)
-    if verb == "ingest":
-        return {"documents": dict(_ingested(store, file, given))}
-    if verb == "list":
-        return store.list_(**given)
-    if verb == "show":
-        return store.recall(f"#{store.get(given['id']).id}", at=given["at"])
+    file, force, db = (
+        given.pop("file", ""),
+        given.pop("force", False),
+        store._given if isinstance(store._given, str) else None,
+    )
+    actions: dict[str, Callable[[], Any]] = {
+        "remember": lambda: store.remember(text, **given),
+        "recall": lambda: store.recall(text, **given),
+        "ingest": lambda: {"documents": dict(_ingested(store, file, given))},
+        "list": lambda: store.list_(**given),
+        "show": lambda: store.recall(f"#{store.get(given['id']).id}", at=given["at"]),
+        "forget": lambda: store.forget(text) if as_json else store.forget_told(text),
+        "share": lambda: store.remember(f"#{store.get(given['id']).id}", space=given["space"] or "shared"),
+        "restore": lambda: store.restore(given["id"]),
+        "stats": store.stats,
+        "policy": lambda: _policy(store, **given),
+        "upkeep": lambda: store.undo_upkeep() if given["undo"] else store.upkeep(given["job"], given["dry_run"]),
+        "token": lambda: _token(store, **given),
+        "export": lambda: _exported(store, file, overwrite=force, **given),
+        "import": lambda: _imported(store, file, **given),
+        "backup": lambda: {"backup": store.backup(file, overwrite=force)},
+        "page": lambda: _paged(store, file, force),
+        "brief": lambda: _briefed(store, **given),
+        "hook": lambda: _hooked(store, given["event"]),
+        "install": lambda: list(install(given["client"], db, given["print"])),
+        "uninstall": lambda: list(install(given["client"], db, remove=True)),
+        "doctor": lambda: list(doctor(store)),
+    }
     if verb == "forget" and given["dead_for"]:
         return store.forget_dead(given["dead_for"], dry_run=not given["yes"])
-    if verb == "forget":
-        return store.forget(text) if as_json else store.forget_told(text)
-    if verb == "share":
-        return store.remember(f"#{store.get(given['id']).id}", space=given["space"] or "shared")
-    if verb == "upkeep":
-        return store.undo_upkeep() if given["undo"] else store.upkeep(given["job"], given["dry_run"])
-    if verb == "token":
-        return _token(store, **given)
-    if verb in ("install", "uninstall"):
-        db = store._given if isinstance(store._given, str) else None
-        return list(install(given["client"], db, given.get("print", False), verb == "uninstall"))
-    if verb == "doctor":
-        return list(doctor(store))
-    if verb == "hook":
-        try:
-            sent = json.loads(sys.stdin.read() or "{}")
-        except (ValueError, RecursionError) as exc:
-            raise InvalidMemory(f"The hook was sent no JSON ({exc}): nothing was looked up.") from exc
-        return (
-            json.dumps(told) if (told := hook(store, given["event"], sent if isinstance(sent, dict) else {})) else None
-        )
-    if verb == "brief":
-        words, _ = brief(store, int(given["budget"] or 0) or None)
-        if not given["into"]:
-            return words or None
-        write_block(given["into"], words)
-        return f"written into {locate(given['into'])}"
-    if verb == "page":
-        with store._beside(locate(file), force) as part:
-            Path(part).write_text(page(store), encoding="utf-8", newline="\n")
-        return f"written to {locate(file)}"
-    if verb == "restore":
-        return store.restore(given["id"])
-    if verb == "stats":
-        return store.stats()
-    if verb == "policy":
-        changes = _numbers(given["weight"]), _numbers(given["half_life"])
-        if given["dry_run"]:
-            return store.replay(*changes)
-        held = store.change_policy(*changes)
-        return {kind: category._asdict() for kind, category in held.items()}
-    if verb == "export":
-        n = store.export(sys.stdout if file == "-" else file, overwrite=force, **given)
-        return None if file == "-" else f"{n} memories written to {file}"
-    if verb == "import" and file == "-" and isinstance(sys.stdin, io.TextIOWrapper):
+    return actions[verb]()
+
+
+def _policy(store: MemoryStore, weight: list[str], half_life: list[str], dry_run: bool) -> Any:
+    changes = _numbers(weight), _numbers(half_life)
+    if dry_run:
+        return store.replay(*changes)
+    return {kind: category._asdict() for kind, category in store.change_policy(*changes).items()}
+
+
+def _exported(store: MemoryStore, file: str, **given: Any) -> str | None:
+    n = store.export(sys.stdout if file == "-" else file, **given)
+    return None if file == "-" else f"{n} memories written to {file}"
+
+
+def _imported(store: MemoryStore, file: str, **given: Any) -> Row:
+    if file == "-" and isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")
-    if verb == "import":
-        taken = store.import_(sys.stdin if file == "-" else file, **given)
-        return {"would be new or changed" if given["dry_run"] else "new or changed": taken, "skipped": taken.skipped}
-    return {"backup": store.backup(file, overwrite=force)}
+    taken = store.import_(sys.stdin if file == "-" else file, **given)
+    return {"would be new or changed" if given["dry_run"] else "new or changed": taken, "skipped": taken.skipped}
+
+
+def _paged(store: MemoryStore, file: str, force: bool) -> str:
+    with store._beside(locate(file), force) as part:
+        Path(part).write_text(page(store), encoding="utf-8", newline="\n")
+    return f"written to {locate(file)}"
+
+
+def _briefed(store: MemoryStore, budget: int | None, into: str | None) -> str | None:
+    words, _ = brief(store, budget)
+    if not into:
+        return words or None
+    write_block(into, words)
+    return f"written into {locate(into)}"
+
+
+def _hooked(store: MemoryStore, event: str) -> str | None:
+    try:
+        sent = json.loads(sys.stdin.read() or "{}")
+    except (ValueError, RecursionError) as exc:
+        raise InvalidMemory(f"The hook was sent no JSON ({exc}): nothing was looked up.") from exc
+    answer = hook(store, event, sent if isinstance(sent, dict) else {})
+    return json.dumps(answer) if answer else None
 
 
 def _token(
