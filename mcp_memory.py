@@ -4721,7 +4721,7 @@ def _briefed(store: MemoryStore, budget: int | None, into: str | None) -> str | 
 
 def _hooked(store: MemoryStore, event: str) -> str | None:
     try:
-        sent = json.loads(sys.stdin.read() or "{}")
+        sent = json.loads(sys.stdin.buffer.read().decode("utf-8-sig", "replace") or "{}")
     except (ValueError, RecursionError) as exc:
         raise InvalidMemory(f"The hook was sent no JSON ({exc}): nothing was looked up.") from exc
     answer = hook(store, event, sent if isinstance(sent, dict) else {})
@@ -4753,14 +4753,15 @@ def brief(store: MemoryStore, budget: int | None = None, known: Iterable[int] = 
     Corrections, the newest first, what never fades, then all that is ACTIVE in this project and everywhere; whole
     lines only, framed as data. known: ids left out.
     """
-    most, lines, told = budget or store.policy.brief_tokens, [f"{DATA}: what is known of the user."], list[int]()
+    most = store.policy.brief_tokens if budget is None else budget
+    lines, told = [f"{DATA}: what is known of the user."], list[int]()
     lists = [store.list_(category=kind, limit=math.inf) for kind in ("correction", "core")]
     lists[0] = Recalled(sorted(lists[0], key=lambda m: m.created_at, reverse=True))
     seen = set(known)
     for memory in (memory for found in (*lists, store.list_(limit=store.policy.max_limit)) for memory in found):
         line = f"- #{memory.id} {memory.category}: {quoted(memory.content)}"
         wanted = memory.status == "ACTIVE" and memory.category != "reference" and memory.id not in seen
-        if wanted and tokens("\n".join([*lines, line])) <= most:
+        if wanted and tokens("\n".join([*lines, line, ""])) <= most:
             lines.append(line)
             told.append(memory.id)
             seen.add(memory.id)
@@ -4773,8 +4774,12 @@ def write_block(path: str, text: str) -> None:
     Raises MemoryStoreError where the markers are not one pair.
     """
     target = Path(os.path.realpath(locate(path)))
-    old = target.read_bytes().decode("utf-8") if target.exists() else ""
+    try:
+        old = target.read_bytes().decode("utf-8") if target.exists() else ""
+    except (OSError, UnicodeDecodeError) as exc:
+        raise MemoryStoreError(f"Cannot read {target} as UTF-8 text: {exc}; nothing was changed.") from exc
     newline = "\r\n" if "\r\n" in old else "\n"
+    text = text.replace("<!-- mcp-decaying-memory", "<!- - mcp-decaying-memory")  # a stored marker ends no block
     block = newline.join([BLOCK[0], *text.split("\n"), BLOCK[1]])
     counts, start, end = tuple(map(old.count, BLOCK)), old.find(BLOCK[0]), old.find(BLOCK[1])
     if counts not in ((0, 0), (1, 1)) or end < start:
@@ -4785,16 +4790,17 @@ def write_block(path: str, text: str) -> None:
         _replace_file(target, new.encode())
 
 
-def _replace_file(target: Path, data: bytes) -> None:
-    """Write a file of the user's whole or not at all, with the rights it had."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+def _replace_file(target: Path, data: bytes, like: Path | None = None) -> None:
+    """Write a file of the user's whole or not at all, with the rights it had, or those of another; new ones private."""
+    part, model = target.with_name(f"{target.name}.{os.getpid()}.part"), like or target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, "it can only be read")
-        part.write_bytes(data)
-        if target.exists():
-            os.chmod(part, target.stat().st_mode & 0o7777)
+        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(data)
+        if model.exists():
+            os.chmod(part, model.stat().st_mode & 0o7777)
         os.replace(part, target)
     except OSError as exc:
         raise MemoryStoreError(f"Cannot write {target}: {exc.strerror or exc}. Nothing was changed.") from exc
@@ -4807,8 +4813,10 @@ def hook(store: MemoryStore, event: str, given: Row) -> Row:
 
     event: "session-start" or "prompt"; given: its input. Within one session nothing is shown twice.
     """
-    shown = _data_folder() / "sessions" / _sha256(str(given.get("session_id", "")))[:24]
-    known = list(map(int, shown.read_text().split())) if shown.exists() else []
+    session = given.get("session_id")
+    shown, known = _data_folder() / "sessions" / _sha256(str(session))[:24], list[int]()
+    with suppress(OSError, ValueError):  # at worst something is shown twice
+        known = list(map(int, shown.read_text().split())) if session and shown.exists() else []
     if event == "session-start":
         known = known if given.get("source") == "resume" else []
         text, ids = brief(store, known=known)
@@ -4816,11 +4824,13 @@ def hook(store: MemoryStore, event: str, given: Row) -> Row:
         found = store.recall(str(given.get("prompt", "")), limit=20)
         hits = [m for m in found if (m.match or 0.0) >= store.policy.hook_match and m.id not in known][:5]
         text, ids = render(Recalled(hits), 4000) if hits else "", [m.id for m in hits]
-    shown.parent.mkdir(0o700, parents=True, exist_ok=True)
-    for old in shown.parent.iterdir():
-        if time.time() - old.stat().st_mtime > 7 * DAY:
-            old.unlink(missing_ok=True)
-    shown.write_text(" ".join(map(str, [*known, *ids])))
+    with suppress(OSError, MemoryStoreError):
+        shown.parent.mkdir(0o700, parents=True, exist_ok=True)
+        for old in shown.parent.iterdir():
+            if time.time() - old.stat().st_mtime > 7 * DAY and old.is_file():
+                old.unlink(missing_ok=True)
+        if session:
+            _replace_file(shown, " ".join(map(str, [*known, *ids])).encode())
     name = {"session-start": "SessionStart", "prompt": "UserPromptSubmit"}[event]
     return {"hookSpecificOutput": {"hookEventName": name, "additionalContext": text}} if text else {}
 
@@ -4853,7 +4863,7 @@ CLIENTS = {
     "project": Client(file=".mcp.json"),
     "zed": Client(file="~/.config/zed/settings.json", snippet="context_servers"),
     "opencode": Client(file="~/.config/opencode/opencode.json", snippet="mcp"),
-    "continue": Client(file="~/.continue/mcpServers/memory.json", snippet="mcpServers by hand"),
+    "continue": Client(file=".continue/mcpServers/memory.json of the workspace", snippet="mcpServers by hand"),
     "jetbrains": Client(file="Settings, Tools, AI Assistant, Model Context Protocol", snippet="mcpServers by hand"),
 }
 
@@ -4879,8 +4889,12 @@ def _entry(client: Client, command: list[str]) -> Row:
     return {"command": command[0], "args": command[1:]}
 
 
+OURS = _regex(r"(?<![\w.-])(?:mcp_memory\.py|mcp-decaying-memory(?:\.exe)?)(?![\w.-])")
+NAMED_AS = ("memory", "decaying-memory", "mcp-decaying-memory")  # the first that is not somebody else's
+
+
 def _ours(entry: Any) -> bool:
-    return "mcp_memory" in json.dumps(entry) or "mcp-decaying-memory" in json.dumps(entry)
+    return bool(OURS.search(entry if isinstance(entry, str) else json.dumps(entry)))
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int, int]]:
@@ -4937,15 +4951,26 @@ def install(names: Sequence[str], db: str | None = None, show: bool = False, rem
         yield "note: this copy is in a cache that may be emptied; install it first (pip, uv tool or pipx), then again"
     for name in names or [name for name, client in CLIENTS.items() if _present(client)]:
         client = CLIENTS[name]
-        if client.program and not show and _which(client.program):
-            yield f"{name}: {_by_command(client, command, remove)}"
-        elif client.file and client.snippet == "mcpServers" and not show:
-            yield f"{name}: {_by_file(Path(os.path.realpath(locate(client.file))), client, command, remove)}"
+        try:
+            told = None if show else _entered(client, command, remove)
+        except (OSError, ValueError, MemoryStoreError) as exc:  # the others go on
+            told = f"failed: {_lined(exc)}"
+        if told:
+            yield f"{name}: {told}"
         else:
             key = client.snippet.partition(" ")[0]
             block = json.dumps({key: {"memory": _entry(client, command)}}, indent=2, ensure_ascii=False)
             verb = "remove this from" if remove else "put this into"
-            yield f"{name}: {verb} {client.file or 'its settings'}:\n{block}"
+            yield f"{name}: {verb} {client.file or 'the mcp.json of its settings'}:\n{block}"
+
+
+def _entered(client: Client, command: list[str], remove: bool) -> str | None:
+    """What was done; None for a client that only a snippet reaches."""
+    if client.program:
+        return _by_command(client, command, remove) if _which(client.program) else None
+    if client.snippet == "mcpServers":
+        return _by_file(Path(os.path.realpath(locate(client.file))), client, command, remove)
+    return None
 
 
 def _present(client: Client) -> bool:
@@ -4964,39 +4989,57 @@ def _by_command(client: Client, command: list[str], remove: bool) -> str:
     def run(words: str, **given: str) -> "subprocess.CompletedProcess[str]":
         filled = [part.format(**given) for part in words.split() if part != "{command}"]
         line = [str(_which(client.program)), *filled, *(command if "{command}" in words else [])]
-        return subprocess.run(line, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(line, cwd=Path.home(), check=False, **quiet)  # at home no project's servers are counted
 
-    held = {name: run(client.show, name=name) for name in ("memory", "decaying-memory")} if client.show else {}
-    told = {name: done.stdout + done.stderr for name, done in held.items() if re.search(rf"\b{name}\b", done.stdout)}
-    ours = [name for name, text in told.items() if _ours(text)]
-    if remove:
-        if not ours or not client.remove:
-            return "is not there" if client.remove else "take it out in its settings"
-        done = run(client.remove, name=ours[0])
-        return "taken out" if done.returncode == 0 else f"failed: {(done.stderr or done.stdout).strip()[:300]}"
-    if ours and all(part in told[ours[0]] for part in command):
+    held: dict[str, str] = {}
+    for name in NAMED_AS if client.show else ():
+        done = run(client.show, name=name)
+        text = done.stdout + done.stderr
+        if "{name}" not in client.show:  # one list of all
+            held.update((name, line) for line in text.splitlines() if re.match(rf"\W*{name}: ", line))
+        elif done.returncode == 0:
+            held[name] = text
+    ours = next((name for name, text in held.items() if _ours(text)), "")
+    if remove and (not ours or not client.remove):
+        return "is not there" if client.remove else "take it out in its settings"
+    if not remove and ours and _tells(held[ours], command):
         return "is there already"
     if ours and client.remove:
-        run(client.remove, name=ours[0])
-    name = "decaying-memory" if "memory" in told and "memory" not in ours else "memory"
+        done = run(client.remove, name=ours)
+        if remove or done.returncode:
+            return f"failed: {(done.stderr or done.stdout).strip()[:300]}" if done.returncode else "taken out"
+    name = ours or next((name for name in NAMED_AS if name not in held), NAMED_AS[-1])
     done = run(client.add, name=name, json=json.dumps({"name": name, "command": command[0], "args": command[1:]}))
     if done.returncode:
         return f"failed: {(done.stderr or done.stdout).strip()[:300]}"
     return f"entered as {name}; {client.restart}"
 
 
+def _tells(text: str, command: list[str]) -> bool:
+    """Whether what a client tells of its entry is just this command."""
+    told = {key.lower(): value for key, value in re.findall(r"(?mi)^\s*(command|args): *(.*?)\s*$", text)}
+    if told:
+        return told.get("command") == command[0] and told.get("args", "").strip("-") == " ".join(command[1:])
+    return f": {' '.join(command)} (" in text or text.rstrip().endswith(f": {' '.join(command)}")
+
+
 def _by_file(file: Path, client: Client, command: list[str], remove: bool) -> str:
     """Enter into or take out of a JSON file, after a copy; a file that is no plain JSON is left alone."""
     copy, entry, old = file.with_name(file.name + ".before-memory"), _entry(client, command), ""
+    if file.exists() and not file.is_file():
+        raise MemoryStoreError(f"{file} is no file; nothing was changed.")
     try:
         old = file.read_bytes().decode("utf-8") if file.exists() else ""
         data = json.loads(old.strip("\ufeff \r\n\t") or "{}")
         servers = data.get("mcpServers", {})
-        name = next((n for n, e in servers.items() if _ours(e)), "decaying-memory" if "memory" in servers else "memory")
+        free = next((name for name in NAMED_AS if name not in servers), NAMED_AS[-1])
+        name = next((n for n, e in servers.items() if _ours(e)), free)
+        entry = {**servers.get(name, {}), **entry}  # what the user set beside the command stays
         bare = without_entry(old, name) if name in servers else old
         new = with_entry(bare, name, entry)
-    except (ValueError, AttributeError, TypeError):
-        if not remove or "mcp_memory" in old or "mcp-decaying-memory" in old:
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        if not remove or _ours(old):
             block = json.dumps({"mcpServers": {"memory": entry}}, indent=2, ensure_ascii=False)
             return f"{file} is no plain JSON and was left alone; {'remove' if remove else 'add'} by hand:\n{block}"
         return "is not there"
@@ -5014,8 +5057,13 @@ def _by_file(file: Path, client: Client, command: list[str], remove: bool) -> st
         copy.unlink(missing_ok=True)
         return f"taken out of {file}; {client.restart}"
     if file.exists() and name not in servers:
-        _replace_file(copy, file.read_bytes())
-    _replace_file(file, new.encode())
+        _replace_file(copy, file.read_bytes(), like=file)
+    try:
+        _replace_file(file, new.encode())
+    except MemoryStoreError:
+        if name not in servers:
+            copy.unlink(missing_ok=True)
+        raise
     return f"entered as {name} into {file}; {client.restart}"
 
 
@@ -5058,7 +5106,10 @@ def doctor(store: MemoryStore) -> Iterator[str]:
             yield line(False, "a handshake with ourselves", str(exc))
     for name, client in CLIENTS.items():
         if client.file and client.snippet == "mcpServers" and Path(locate(client.file)).exists():
-            text = Path(locate(client.file)).read_text(encoding="utf-8", errors="replace")
+            try:
+                text = Path(locate(client.file)).read_text(encoding="utf-8", errors="replace")
+            except OSError as exc:
+                text = str(exc)
             yield line(_ours(text), f"{name}: {locate(client.file)}", f"mcp-decaying-memory install {name}")
         elif client.program and _which(client.program):
             shown = client.show.format(name="memory") or "--list-extensions"
@@ -5179,6 +5230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb == "serve":
             return serve_http(store, given["host"], given["port"], given["allow_host"])
+        undone = False
         if verb == "demo":
             _demo()
         else:
@@ -5186,10 +5238,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = _run(store, verb, given, as_json)
                 now = store.clock()
                 later = when(given["at"], now) - now if verb == "list" and given.get("at") else 0.0
+            undone = verb in ("install", "uninstall") and any(": failed: " in x or "left alone;" in x for x in result)
             if result is not None:
                 print(_printed(result, as_json, (store.policy, max(0.0, later)) if verb in ("list", "show") else ()))
         sys.stdout.flush()
-        return 0
+        return int(undone)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away: nothing more to say
         return 0

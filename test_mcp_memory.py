@@ -4672,6 +4672,14 @@ def test_a_block_in_a_file_is_renewed_and_all_else_left_as_it_is(path: Path, tmp
                 and rest.startswith(mine.rstrip())
                 and ("\r\n" in before) == ("\r\n" in text)
             )
+    with MemoryStore(path) as store:
+        store.remember(f"Markers are {begin} and {end}", "core")
+    file.write_text("mine")
+    for _ in range(2):  # a stored marker is none
+        cli("brief", "--into", str(file), db=path)
+    assert file.read_text().count(begin) == 1
+    file.write_bytes(b"caf\xe9")
+    assert "UTF-8" in cli("brief", "--into", str(file), db=path, check=False).stderr
     for broken in (begin, f"{end}\n{begin}", f"{begin}{end}{begin}{end}"):
         file.write_text(broken)
         refused = cli("brief", "--into", str(file), db=path, check=False)
@@ -4727,10 +4735,46 @@ ODD = ['{"mcpServers": {} // x\n}', '{"a": 1,}', "[]", '{"mcpServers": []}', '{"
 def test_a_file_that_is_no_plain_json_is_left_alone_and_told(home: Path, path: Path, text: str) -> None:
     (home / ".cursor").mkdir()
     (file := home / ".cursor" / "mcp.json").write_bytes(before := text.encode("utf-8", "surrogateescape"))
-    told = cli("install", "cursor", db=path).stdout
+    told = cli("install", "cursor", db=path, check=False).stdout
     assert "left alone; add by hand" in told and '"mcpServers"' in told and file.read_bytes() == before
-    cli("uninstall", "cursor")
+    assert cli("uninstall", "cursor").returncode == 0
     assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["mcp.json"]
+
+
+@POSIX
+def test_one_client_that_fails_stops_no_other_and_is_told_by_the_exit_code(home: Path, path: Path) -> None:
+    for name in (".cursor", ".lmstudio", ".codeium/windsurf"):
+        (home / name).mkdir(parents=True)
+    (home / ".cursor" / "mcp.json").mkdir()
+    (locked := home / ".codeium" / "windsurf" / "mcp_config.json").write_text("{}")
+    locked.chmod(0o400)
+    done = cli("install", "cursor", "windsurf", "lm-studio", db=path, check=False)
+    assert done.returncode == 1 and "cursor: failed: " in done.stdout and "Traceback" not in done.stderr
+    if not os.access(locked, os.W_OK):
+        assert "windsurf: failed: " in done.stdout and [f.name for f in locked.parent.iterdir()] == [locked.name]
+    assert "memory" in (home / ".lmstudio" / "mcp.json").read_text() and cli("doctor", db=path).returncode == 0
+
+
+def test_entries_of_others_and_what_the_user_set_in_ours_are_kept(home: Path, path: Path) -> None:
+    (home / ".cursor").mkdir()
+    file = home / ".cursor" / "mcp.json"
+    stranger = {"command": "python", "args": ["-m", "mcp_memory_service.server", "/opt/mcp_memory_bank"]}
+    own = {"command": "uvx", "args": ["mcp-decaying-memory"], "env": {"MCP_MEMORY_DB": "/x/team.db"}, "disabled": True}
+    held = {"memory": stranger, "decaying-memory": stranger, "ours": own}
+    file.write_text(json.dumps({"mcpServers": held}))
+    file.chmod(0o600)
+    cli("install", "cursor", db=path)
+    now = json.loads(file.read_text())["mcpServers"]
+    assert (
+        now["ours"]["env"] == held["ours"]["env"] and now["ours"]["disabled"] and now["ours"]["args"][-1] == str(path)
+    )
+    cli("uninstall", "cursor")
+    cli("install", "cursor", db=path)
+    assert set(json.loads(file.read_text())["mcpServers"]) == {"memory", "decaying-memory", "mcp-decaying-memory"}
+    copy = file.with_name("mcp.json.before-memory")
+    assert copy.stat().st_mode == file.stat().st_mode
+    cli("uninstall", "cursor")
+    assert json.loads(file.read_text())["mcpServers"] == {"memory": stranger, "decaying-memory": stranger}
 
 
 def test_a_file_the_client_wrote_anew_loses_only_our_entry(home: Path, path: Path) -> None:
@@ -4764,7 +4808,8 @@ def test_a_client_with_a_command_of_its_own_is_told_through_it(home: Path, path:
 echo "$@" >> {tmp_path}/calls
 case "$1 $2" in
 "mcp get") [ -f {tmp_path}/held-$3 ] && cat {tmp_path}/held-$3 || exit 1 ;;
-"mcp add") shift 4; name=$1; shift 2; echo "$name: $@" > {tmp_path}/held-$name ;;
+"mcp add") shift 4; name=$1; cmd=$3; shift 3
+  printf '%s:\\n  Command: %s\\n  Args: %s\\n' "$name" "$cmd" "$*" > {tmp_path}/held-$name ;;
 "mcp remove") rm {tmp_path}/held-$5 ;;
 esac
 """)
@@ -4775,6 +4820,8 @@ esac
         str(path) in (tmp_path / "held-memory").read_text()
         and "there already" in cli("install", db=path, env=env).stdout
     )
+    assert "entered as memory" in cli("install", "claude-code", db=path.with_name("memory.db2"), env=env).stdout
+    assert "entered as memory" in cli("install", "claude-code", db=path, env=env).stdout  # not just a part of it
     assert (
         "taken out" in cli("uninstall", "claude-code", db=path, env=env).stdout
         and not (tmp_path / "held-memory").exists()
@@ -4816,7 +4863,10 @@ def test_the_plugin_and_the_registry_entry_agree_with_the_program() -> None:
     assert plugin["version"] == server["version"] == server["packages"][0]["version"] == mcp_memory.__version__
     assert len(server["description"]) <= 100 and f"mcp-name: {server['name']}" in README.read_text(encoding="utf-8")
     commands = [h["command"] for kind in hooks["hooks"].values() for each in kind for h in each["hooks"]]
-    assert [command.split('" ')[1] for command in commands] == ["hook session-start", "hook prompt"]
+    assert [re.sub(".* hook ", "", command) for command in commands] == ["session-start", "prompt"]
+    for command, sent in zip(commands, ('{"source": "startup"}', '{"prompt": "x"}')):
+        line = shlex.split(command.replace("${CLAUDE_PLUGIN_ROOT}", str(MODULE.parent)))
+        subprocess.run([sys.executable, *line[1:]], input=sent, text=True, capture_output=True, timeout=30, check=True)
     skills = {file.parent.name: file.read_text() for file in (folder / "skills").glob("*/SKILL.md")}
     assert set(skills) == {"remember", "share", "recall", "context", "forget"} == set(mcp_memory.PROMPTS)
     assert all(text.startswith(f"---\nname: {name}\ndescription: ") for name, text in skills.items())
