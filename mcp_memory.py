@@ -2715,7 +2715,11 @@ class MemoryStore:
             self._db.tidy()
             while self._fill():
                 pass
-        return [Change("reindex", 0, found, dict.fromkeys(found, "mended"))] * bool(found)
+        after = dict.fromkeys(found, "mended")
+        for problem in self._db.health():
+            if "damaged" in problem:
+                found["file"], after["file"] = problem.split(": ", 1)
+        return [Change("reindex", 0, found, after)] * bool(found)
 
     def _index_sound(self) -> bool:
         try:
@@ -4760,7 +4764,8 @@ def brief(store: MemoryStore, budget: int | None = None, known: Iterable[int] = 
     seen = set(known)
     for memory in (memory for found in (*lists, store.list_(limit=store.policy.max_limit)) for memory in found):
         line = f"- #{memory.id} {memory.category}: {quoted(memory.content)}"
-        wanted = memory.status == "ACTIVE" and memory.category != "reference" and memory.id not in seen
+        wanted = memory.status == "ACTIVE" or memory.category == "core"
+        wanted = wanted and memory.category != "reference" and memory.id not in seen
         if wanted and tokens("\n".join([*lines, line, ""])) <= most:
             lines.append(line)
             told.append(memory.id)
@@ -4949,7 +4954,10 @@ def install(names: Sequence[str], db: str | None = None, show: bool = False, rem
     command = _own_command(db)
     if re.search(r"archive-v\d|[\\/]\.cache[\\/]", sys.prefix):
         yield "note: this copy is in a cache that may be emptied; install it first (pip, uv tool or pipx), then again"
-    for name in names or [name for name, client in CLIENTS.items() if _present(client)]:
+    found = names or [name for name, client in CLIENTS.items() if _present(client)]
+    if not found:
+        yield f"no client was found here; name one of: {', '.join(CLIENTS)}"
+    for name in found:
         client = CLIENTS[name]
         try:
             told = None if show else _entered(client, command, remove)

@@ -4830,6 +4830,7 @@ esac
     assert "entered as decaying-memory" in cli("install", "claude-code", db=path, env=env).stdout
     assert (tmp_path / "held-memory").read_text() == "memory: npx server-memory"
     assert "No client" in cli("install", "nonesuch", db=path, check=False).stderr
+    assert "no client was found here; name one of: " in cli("install", db=path, env={"PATH": "/nowhere"}).stdout
     shown = cli("install", "--print", "zed", "opencode", "continue", "jetbrains", "vscode", db=path, env=env).stdout
     assert all(name in shown for name in ("context_servers", '"type": "local"', "mcpServers", '"servers"'))
 
