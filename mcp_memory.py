@@ -4520,7 +4520,7 @@ def _table(found: Recalled, out: TextIO, policy: Policy | None = None, later: fl
     policy: also a curve of the coming 90 days and the outlook, or what has turned in the `later` seconds since now.
     """
     terminal = out.isatty()
-    width = _columns() if terminal else 160
+    width = _columns() if terminal else 195 if policy else 160
     paint = terminal and not os.environ.get("NO_COLOR")
     on, off = "\u2588\u2591" if "utf" in (out.encoding or "").lower() else "#."
     lines = []
@@ -4535,7 +4535,7 @@ def _table(found: Recalled, out: TextIO, policy: Policy | None = None, later: fl
             ahead = outlook(memory, policy) if was == memory.status or not later else f"{was} -> {memory.status}"
             curve = sparkline(memory, policy, *([] if on == "\u2588" else ["12345678"]))
             numbers += f" {curve} {ahead:55}" if width >= 120 or was != memory.status else f" {curve}"
-        text, left = printable(memory.content), max(20, width - 14 - len(numbers) if terminal else 118)
+        text, left = printable(memory.content), max(20, width - 14 - len(numbers))
         lines.append(f"{f'#{memory.id}':>5} {state} {numbers} {text if len(text) <= left else text[: left - 1] + '~'}")
     more = f"{found.more} more; --limit shows them" if found.more else ""
     return "\n".join(filter(None, [*lines, more, found.note]))
