@@ -2277,18 +2277,26 @@ class MemoryStore:
         target: an id (12, "12", "#12") or the exact text. Raises MemoryNotFound, with candidates, when it is not plain
         which one is meant: then nothing is erased.
         """
+        return self._forgotten(target)[0]
+
+    def _forgotten(self, target: Any) -> tuple[Memory, int]:
+        """The memory erased, and how many went with it since upkeep had merged them into it."""
         now = self._begin()
-        row = self._meant(target, now)
-        self.identity.may_write(row["space"])
-        self._erase([row])
-        return _memory(row, now, self.policy)
+        for _ in range(100):
+            row = self._meant(target, now)
+            self.identity.may_write(row["space"])
+            gone = self._erase([row])
+            if row["id"] in gone or not self._reachable([row["id"]]):  # else somebody changed it just now
+                return _memory(row, now, self.policy), max(0, len(gone) - 1)
+        raise StoreBusy("Other programs keep changing this memory; nothing was erased. Try again.")
 
     def forget_told(self, target: Any) -> str:
         """`forget`, told in words with the whole text erased; and whether the log of the file still holds it."""
-        gone = self.forget(target)
+        gone, merged = self._forgotten(target)
+        also = f"\nWith it went {merged} that upkeep had merged into it." if merged else ""
         whole = f"\nwhole text: {quoted(gone.content, len(gone.content))}" if len(gone.content) > QUOTED else ""
         due = "\nAnother program is reading the file: its log still holds the text until that closes."
-        return f"Erased for good: {gone}{whole}{due * (self._file is not None and self._file.scrub_due)}"
+        return f"Erased for good: {gone}{whole}{also}{due * (self._file is not None and self._file.scrub_due)}"
 
     def forget_dead(self, days: Any, dry_run: bool = True) -> Recalled:
         """The memories that have been DEAD for so many days ("180d", 180); erased unless `dry_run`, after a backup.
@@ -2314,6 +2322,7 @@ class MemoryStore:
         copy = next(name for name in names if not os.path.exists(name))
         self.export(copy) if type(self._db) is Connection else self.backup(copy)
         gone = self._erase(rows)
+        gone &= {memory.id for memory in found}
         note = f"Erased for good: {len(gone)}. {copy} is a copy of before; delete it when you are sure."
         return Recalled((memory for memory in found if memory.id in gone), 0, note)
 
@@ -2332,14 +2341,11 @@ class MemoryStore:
                 texts += [
                     text for (text,) in (*log, *self._db.execute("SELECT content FROM memories WHERE id = ?", (i,)))
                 ]
-                statements += [
-                    (f"DELETE FROM {table} WHERE {column} = ? AND {same}", (i, *state)) for table, column in ERASED
-                ]
-            statements[-1] = (f"{statements[-1][0]} RETURNING id", statements[-1][1])
+                erase = [f"DELETE FROM {table} WHERE {column} = ? AND {same}" for table, column in ERASED]
+                statements += [(sql, (i, *state)) for sql in (*erase[:-1], f"{erase[-1]} RETURNING id")]
         statements += [("DELETE FROM summaries WHERE space = ?", (space,)) for space in {row["space"] for row in rows}]
         merge = [("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')", ())] if self._indexed else []
-        ids = {row["id"] for row in rows}
-        gone = {i for rows in self._db.batch([*statements, *merge]) for (i,) in rows if i in ids}
+        gone = {i for rows in self._db.batch([*statements, *merge]) for (i,) in rows}
         self._db.scrub(texts)
         return gone
 

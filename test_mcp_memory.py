@@ -2686,8 +2686,12 @@ def test_what_was_merged_into_a_memory_goes_with_it_and_comes_back_once(
     twins(store, "User keeps blue bees", "The user keeps blue bees")
     store.upkeep("consolidate")
     (kept,) = store.recall("blue")
-    store.forget(kept.id)
-    assert not [text for text in saved(path) if "blue" in text] and store.undo_upkeep() == []
+    told = store.forget_told(kept.id)
+    assert (
+        "With it went 1 that upkeep had merged into it" in told
+        and not [text for text in saved(path) if "blue" in text]
+        and store.undo_upkeep() == []
+    )
 
 
 def test_undoing_leaves_what_was_said_since(store: MemoryStore, clock: Clock) -> None:
@@ -2737,6 +2741,21 @@ def test_many_of_one_kind_are_put_in_order_in_bounded_time(store: MemoryStore) -
     before = time.process_time()
     store.upkeep("consolidate", dry_run=True)
     assert time.process_time() - before < 60  # a bound on blow-ups, not a measurement: it takes about a second
+
+
+def test_a_memory_mentioned_while_it_is_erased_is_erased(path: Path, clock: Clock) -> None:
+    with MemoryStore(path, clock=clock) as store, MemoryStore(path, clock=clock) as other:
+        store.remember(BEES)
+        clock.later(days=1)
+        real = store._absorbed
+
+        def slow(id: int) -> list[int]:
+            if store.get(1).mentions == 1:
+                other.remember(BEES)
+            return real(id)
+
+        store._absorbed = slow  # type: ignore[method-assign]
+        assert store.forget(1).mentions == 2 and saved(path) == [] and query(path, "SELECT * FROM mention_log") == []
 
 
 def test_one_change_meanwhile_does_not_end_a_run(path: Path, clock: Clock) -> None:
