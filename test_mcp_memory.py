@@ -5116,3 +5116,29 @@ def test_speed_is_flat_from_a_thousand_to_ten_thousand(tmp_path: Path) -> None:
                 took.setdefault(name, []).append(1000 * sorted(times)[30])
     print({name: [round(t, 2) for t in times] for name, times in took.items()})
     assert {name: (small, large) for name, (small, large) in took.items() if large > 4 * small + 1 or large > 50} == {}
+
+
+@pytest.mark.bench
+def test_http_answers_hundreds_of_calls_a_second(path: Path) -> None:
+    """From 8 clients that keep their connection, two of five calls being writes."""
+    who = token(path, "me")
+    served, n = Served(path), 100
+
+    def talk(client: int) -> None:
+        http = HTTPConnection("127.0.0.1", served.port)
+        kind = {"Content-Type": "application/json", "Accept": "application/json", "Authorization": f"Bearer {who}"}
+        for i in range(n):
+            name, key = ("remember", "content") if i % 5 < 2 else ("recall", "query")
+            call = {"name": name, "arguments": {key: f"Visitor {client}v{i} asked for lamp{i}"}}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+            http.request("POST", "/mcp", json.dumps(body), kind)
+            assert b'"isError":false' in http.getresponse().read()
+        http.close()
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(talk, range(8)))
+    rate = 8 * n / (time.perf_counter() - start)
+    assert served.stop() == "" and count(path) == 8 * n * 2 // 5
+    print(f"{rate:.0f} calls/s")
+    assert rate > 100
