@@ -194,12 +194,13 @@ def empty_cluster(url: str, clock: Clock) -> MemoryStore:
     return MemoryStore(url, clock=clock)
 
 
+SCRIPT = f"import sys; sys.path[0] = {str(MODULE.parent)!r}; from mcp_memory import main; sys.exit(main())"
+PROGRAM = [sys.executable, "-c", SCRIPT]  # like the console script; a script would be compiled each time
+
+
 def cli(*args: str, db: Path | None = None, stdin: str | None = None, env: Any = None, check: bool = True) -> Any:
-    """Run the command line as a user would, in a process of its own."""
-    command, env = (
-        [sys.executable, str(MODULE), *(["--db", str(db)] if db else []), *args],
-        {**os.environ, **(env or {})},
-    )
+    """Run the command line as the console script does, in a process of its own."""
+    command, env = [*PROGRAM, *(["--db", str(db)] if db else []), *args], {**os.environ, **(env or {})}
     done = subprocess.run(command, input=stdin, capture_output=True, encoding="utf-8", env=env, timeout=60)
     assert not check or not done.returncode, f"{args} exited {done.returncode}: {done.stderr}"
     return done
@@ -3498,7 +3499,7 @@ class Client:
     """Speaks JSON-RPC on the bytes of the server's pipes, so that no SDK smooths what goes in or comes out."""
 
     def __init__(self, db: Path | str, *, wrap: tuple[str, ...] = (), cwd: Path | None = None, **env: str) -> None:
-        command = [*wrap, sys.executable, str(MODULE), *(["--db", str(db)] if db else [])]
+        command = [*wrap, *PROGRAM, *(["--db", str(db)] if db else [])]
         pipe, settings = subprocess.PIPE, {**os.environ, **env}
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=settings, cwd=cwd)
         self.lines: list[bytes] = []
@@ -3926,7 +3927,7 @@ class Served:
 
     def __init__(self, db: Path | str, *args: str, **env: str) -> None:
         self.db = Path(db)
-        command = [sys.executable, str(MODULE), "--db", str(db), "serve", "--http", "--port", "0", *args]
+        command = [*PROGRAM, "--db", str(db), "serve", "--http", "--port", "0", *args]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
         )
