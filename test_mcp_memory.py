@@ -295,7 +295,7 @@ def fill(store: MemoryStore, n: int, days: float = 0) -> None:
 
 
 PRELUDE = """
-import io, json, os, sys
+import io, json, os, sys, urllib.parse  # the last before a child may lose the right to read it
 from datetime import datetime, timezone
 from mcp_memory import MemoryStore, MemoryStoreError
 def tried(call):
