@@ -1740,7 +1740,6 @@ class MemoryStore:
                 notes.append(f"It stays {was.category}, which fades no faster than {kind}.")
         outcome, counted = mention(was, now, row["expires_at"] is not None and row["expires_at"] <= now, self.policy)
         after = {**row, **counted._asdict()}
-        after["forward"] = forward(counted.category, counted.mentions, counted.mentioned_at, self.policy)
         other = None if draft["fingerprint"] == row["fingerprint"] else draft["content"]
         if other and topic:
             notes.append("It counts as a mention of this topic; its wording is in the history.")
@@ -1754,7 +1753,7 @@ class MemoryStore:
             notes.append("It says the same; this wording is in the history.")
         after.update((name, _joined(f"{row[name]}, {draft[name]}")) for name in ("tags", "keywords") if draft[name])
         after["expires_at"] = draft["expires_at"] or (None if outcome == "reborn" else row["expires_at"])
-        after["terms"] = index_terms(after["content"], after["tags"], after["keywords"])
+        after = self._derived(after)
         changed = {name: value for name, value in after.items() if value != row[name]} or {"mentions": row["mentions"]}
         said = {
             "now": now,
@@ -2548,10 +2547,8 @@ class MemoryStore:
         rows = {row["id"]: row for row in self._rows_by_id(sorted({i for group in groups for i in group}), "1")}
         times, said = {i: self._said(row) for i, row in rows.items()}, {i: self._held(i) for i in rows}
         last = self._db.execute("SELECT max(run) FROM upkeep_log")[0][0] or 0.0
-        at = {
-            "now": now,
-            "run": max(now, last + 0.001 + int.from_bytes(os.urandom(1), "big") / 1e6),
-        }  # in order, whatever the clock
+        # In order whatever the clock, and another one for each of two that run at the same moment.
+        at = {"now": now, "run": max(now, last) + 0.001 + int.from_bytes(os.urandom(4), "big") / 2**32}
         apart = {
             frozenset(pair) for pair in self._db.execute("SELECT loser, winner FROM upkeep_log WHERE undone_at > 0")
         }
@@ -2560,7 +2557,8 @@ class MemoryStore:
             for loser, winner in (pair for group in groups for pair in _pairs(group, rows, said, apart)):
                 merged = self._one_of_two(loser, winner, times)
                 if not dry_run and not self._carry_out(loser, winner, merged, {**at, "step": len(changes)}):
-                    rows.update({row["id"]: row for row in self._rows_by_id([loser["id"], winner["id"]], "1")})
+                    for row in self._rows_by_id([loser["id"], winner["id"]], "1"):
+                        rows[row["id"]], times[row["id"]] = row, self._said(row)
                     continue  # somebody else changed them meanwhile
                 rows[loser["id"]], rows[winner["id"]] = {**loser, "superseded_at": now}, merged
                 said[winner["id"]] |= said[loser["id"]]
@@ -4339,13 +4337,29 @@ SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"n
                 (b"referrer-policy", b"same-origin"), (b"x-frame-options", b"DENY")]  # fmt: skip
 
 
+def _listening(host: str, port: int) -> Any:
+    """A socket that waits for connections."""
+    import socket
+
+    try:
+        # TCP by name: only then does asyncio send answers at once (TCP_NODELAY).
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+        return listening
+    except (OSError, OverflowError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise MemoryStoreError(f"Cannot listen on {host}:{port}: {reason}. Choose another --port.") from exc
+
+
 def serve_http(store: MemoryStore, host: str = "127.0.0.1", port: int = 8765, hosts: Sequence[str] = ()) -> int:
     """Serve a store over HTTP until a signal ends it; returns the exit code.
 
     hosts: names by which clients address it. Raises MemoryStoreError where others could reach it and no token exists.
     """
-    import socket
-
     now, named = store.clock(), host.strip("[]")
     valid = [
         t for t in store.tokens() if not t["revoked_at"] and not (t["expires_at"] and t["expires_at"] <= _time(now))
@@ -4363,18 +4377,7 @@ def serve_http(store: MemoryStore, host: str = "127.0.0.1", port: int = 8765, ho
         app = http_app(store, [*hosts, address])
     except ModuleNotFoundError as exc:
         raise MemoryStoreError(f"Serving needs the MCP SDK ({exc}); install it: pip install 'mcp>=1.23,<3'") from exc
-    try:
-        family = socket.AF_INET6 if ":" in named else socket.AF_INET
-        # TCP by name: only then does asyncio send answers at once (TCP_NODELAY).
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        if os.name == "posix":
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((named, port))
-        listening.listen(2048)
-    except OSError as exc:
-        raise MemoryStoreError(
-            f"Cannot listen on {host}:{port}: {exc.strerror or exc}. Choose another --port."
-        ) from exc
+    listening = _listening(named, port)
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -4901,6 +4904,7 @@ def _entry(client: Client, command: list[str]) -> Row:
 
 
 OURS = _regex(r"(?<![\w.-])(?:mcp_memory\.py|mcp-decaying-memory(?:\.exe)?)(?![\w.-])")
+CLIENT_SECONDS = 120  # patience with a client's own command
 NAMED_AS = ("memory", "decaying-memory", "mcp-decaying-memory")  # the first that is not somebody else's
 
 
@@ -5003,8 +5007,16 @@ def _by_command(client: Client, command: list[str], remove: bool) -> str:
     def run(words: str, **given: str) -> "subprocess.CompletedProcess[str]":
         filled = [part.format(**given) for part in words.split() if part != "{command}"]
         line = [str(_which(client.program)), *filled, *(command if "{command}" in words else [])]
-        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
-        return subprocess.run(line, cwd=Path.home(), check=False, **quiet)  # at home no project's servers are counted
+        quiet: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "capture_output": True,
+            "text": True,
+            "timeout": CLIENT_SECONDS,
+        }
+        try:
+            return subprocess.run(line, cwd=Path.home(), check=False, **quiet)  # there no project's servers count
+        except subprocess.TimeoutExpired as exc:
+            raise MemoryStoreError(f"{client.program} did not answer within {CLIENT_SECONDS} s") from exc
 
     held: dict[str, str] = {}
     for name in NAMED_AS if client.show else ():

@@ -4000,6 +4000,7 @@ def test_off_loopback_nothing_is_served_before_there_is_a_token(path: Path) -> N
     with MemoryStore(path, clock=lambda: time.time() + 5) as store:
         assert store.identify(expired) is None and store.identify("mdm_") is None
     token(path, "ann")
+    assert "Cannot listen" in cli("serve", "--http", "--port", "99999", db=path, check=False).stderr
     assert "Cannot listen" in cli("serve", "--http", "--host", "192.0.2.7", "--port", "1", db=path, check=False).stderr
     served = Served(path, "--host", "0.0.0.0", "--allow-host", "memory.example.org")
     for host, status in (
@@ -4754,6 +4755,15 @@ def test_a_file_that_is_no_plain_json_is_left_alone_and_told(home: Path, path: P
 
 
 @POSIX
+def test_a_client_that_never_answers_is_told(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "codex").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "codex").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(mcp_memory, "CLIENT_SECONDS", 0.2)
+    assert list(mcp_memory.install(["codex"], str(path))) == ["codex: failed: codex did not answer within 0.2 s"]
+
+
+@POSIX
 def test_one_client_that_fails_stops_no_other_and_is_told_by_the_exit_code(home: Path, path: Path) -> None:
     for name in (".cursor", ".lmstudio", ".codeium/windsurf"):
         (home / name).mkdir(parents=True)
@@ -4907,6 +4917,7 @@ def test_the_readme_gives_the_numbers_that_hold() -> None:
     settings = dict(re.findall(r"\b([A-Z]{2,}[A-Z_]*) (\d[\d.]*)\b", words[words.index("here with its default") :]))
     assert len(settings) == 15 and {name: float(value) for name, value in settings.items()} == {
         name: float(getattr(policy, name.lower())) for name in settings}  # fmt: skip
+    assert mcp_memory.JOBS == {"consolidate": 1, "summarise": 7, "reindex": 30}  # each day, week and month
     said = (f"Above {policy.active_above} a memory is ACTIVE, below {policy.dead_below} DEAD",
             f"At the {policy.promote_at}th mention a question or one-time becomes an interest",
             f"A repeat within {policy.debounce_hours:g} hours of the last mention is noted",
